@@ -79,7 +79,7 @@ use crate::{
         launch, meeting,
     },
     fabric::{layout::DeviceBarrier, limits::multiprocessors},
-    memory::pinned::Locality,
+    memory::{calls::Entry, pinned::Locality},
 };
 use smallvec::SmallVec;
 #[cfg(target_os = "linux")]
@@ -121,8 +121,8 @@ internals! {
         /// `Err` in a capture, which fails: it holds no such call.
         fn refuse_capture[](self: &Self, call: &Call, why: &str) -> Result<()> =
             self.recording.as_ref().map_or(Ok(()), |recording| Err(recording.refuse(call.site, call.op, why)));
-        /// Notes a call, for reports on a member that has left or makes no progress.
-        fn note_call[](self: &Self, call: &Call) -> () = drop(meeting::note_call(self, call, &[]));
+        /// Notes a call, for reports on a member that has left or makes no progress. It is not over before the drop.
+        fn note_call[](self: &Self, call: &Call) -> Option<Entry<'_>> = meeting::note_call(self, call, &[]);
         /// This device with the library's ordering, even if it is unordered.
         fn in_order[](self: &Self) -> OnStream<'_>;
         fn op[](self: &Self, op: &'static str) -> Result<Op<'_>>;

@@ -228,7 +228,7 @@ fn what(op: &'static str, site: Site) -> u64 {
 }
 
 /// A record that has not ended. Its drop ends it.
-pub(crate) struct Entry<'l> {
+pub struct Entry<'l> {
     log: &'l CallLog,
     number: u64,
     what: u64,

@@ -215,6 +215,8 @@ fn trace_shows_the_flight_records_of_several_processes_together() {
     assert_eq!(shown, text(&trace(&[&files[1], &files[0]])));
     assert!(shown.starts_with("process 0, "), "{shown}");
     let devices: Vec<_> = shown.lines().filter(|line| line.starts_with(" process ")).take(4).collect();
+    let waits = |line: &&&str| line.ends_with(" is in all_reduce, 256 bytes");
+    assert_eq!(devices.iter().filter(waits).count(), 2, "{shown}");
     let begins =
         [" process 1, device 1  MISSING ", " process 0, device 0 ", " process 0, device 1 ", " process 1, device 0 "];
     assert!(devices.iter().zip(begins).all(|(line, begin)| line.starts_with(begin)), "{shown}");

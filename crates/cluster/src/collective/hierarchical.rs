@@ -223,6 +223,8 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         let note = if across.here == 0 { note(&told) } else { Vec::new() };
         debug_assert!(note.len() <= MOST_NOTE);
         let number = self.next_number();
+        // Flight records show the wait for other processes.
+        let _waits = dev.note_call(self.call);
         let met = self.scope.meet(Arrival {
             members: &across.places,
             number,

@@ -94,7 +94,7 @@ pub(super) fn send(group: &Group<'_>, (call, label): (&Call, Label), outgoing: &
     let (dev, across, rank) = (group.device(), hier.across, group.rank());
     let route = MessageRoute::new(&hier, across.places[rank], across.places[to])?;
     dev.handle().advance();
-    dev.note_call(call);
+    drop(dev.note_call(call));
     let head = head(outgoing, call.site);
     let mut first = Vec::new();
     let note = Noted::of(&head);
@@ -135,7 +135,7 @@ pub(super) fn receive<'g>(
     let (dev, across, rank) = (group.device(), hier.across, group.rank());
     let route = MessageRoute::new(&hier, across.places[from], across.places[rank])?;
     dev.handle().advance();
-    dev.note_call(call);
+    let _waits = dev.note_call(call);
     let pair = Pair::new(&hier, label, from, rank);
     let commit = hier.done(hier.scope.meet(pair.arrival(pair.members[1], call, Vec::new())))?;
     let (number, sender) = (commit.number, across.places[from].host);

@@ -130,6 +130,7 @@ impl<P: Landed + Send> PendingReduce for Pending<P> {
         let Pending { request, overlapped, carried } = *self;
         let hier = HierarchicalCall::new(group, &request.call, overlapped)?;
         let plan = plan(&hier, &request).expect("it was begun");
+        let _waits = group.device().note_call(&request.call);
         let mut next = || {
             let (piece, told) = carried.recv().map_err(|_| no_proxy(&request))?;
             group.device().handle().take_over(told.as_deref());

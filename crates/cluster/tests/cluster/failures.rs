@@ -278,6 +278,8 @@ fn a_hang_is_recorded_by_all_processes() {
         if rank == 1 {
             assert!(text.contains("device 0 runs the closure of "), "{text}");
             assert!(text.contains("its last call: synchronize at "), "{text}");
+        } else {
+            assert!(text.contains("device 0 is in all_reduce, 200000 bytes"), "{text}");
         }
     }
     fs::remove_dir_all(folder).unwrap();
