@@ -1,5 +1,6 @@
 // The subcommands and their dispatch. `bin/gpu-pool.rs` calls [`main`], and nothing else does. It may use the
-// public interfaces of the crates below, and `gpu_pool::extend::cli`. Each subcommand is one file.
+// public interfaces of the crates below, `gpu_pool::extend::cli` and `gpu_pool_cluster::peer`. Each subcommand is one
+// file.
 #![doc = include_str!("../README.md")]
 #![deny(clippy::disallowed_methods)]
 

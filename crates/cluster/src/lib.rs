@@ -82,6 +82,10 @@ pub mod extend {
 #[cfg(target_os = "linux")]
 pub use ipc::{Imported, IpcBuffer};
 pub use transport::libraries;
+/// For `gpu-pool-cli`. **Exempt from semver.**
+#[cfg(feature = "nccl")]
+#[doc(hidden)]
+pub use transport::nccl::peer;
 
 /// The methods of the runtime's private parts.
 mod internals {

@@ -21,6 +21,12 @@ pub enum Type {
     Bfloat16,
 }
 
+impl Type {
+    pub fn is_half(self) -> bool {
+        matches!(self, Type::Half | Type::Bfloat16)
+    }
+}
+
 /// `-o`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Reduction {

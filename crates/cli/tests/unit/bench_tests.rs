@@ -1,9 +1,10 @@
 //! The sizes of `bench`, and expected values against loops by hand.
 
 use super::{
-    bytes,
+    Places, Row, Timed, bytes, head,
     number::{PERIOD, Reduction},
     op::{Case, Op},
+    shown,
 };
 use half::bf16;
 
@@ -50,4 +51,35 @@ fn the_count_is_each_members_part() {
         [12, 4, 4, 4]
     );
     assert_eq!(case(Op::AllGather).lengths(), [4, 12]);
+}
+
+/// NCCL's columns stand behind ours, which are those of nccl-tests; each number ends where its header ends.
+#[test]
+fn the_columns_of_nccl_are_beside_ours() {
+    let timed = |us, wrong| Some(Timed { us, algbw: 1.5, busbw: 2.25, wrong });
+    let mut row = Row {
+        op: "all_reduce".to_owned(),
+        size: 1024,
+        count: 256,
+        r#type: "float".to_owned(),
+        redop: "sum".to_owned(),
+        root: -1,
+        devices: 2,
+        own: Places { out_of_place: timed(10.0, Some(0)), in_place: timed(8.0, Some(0)) },
+        nccl: Some(Places { out_of_place: timed(25.0, None), in_place: timed(6.0, Some(3)) }),
+    };
+    let own = "        1024           256     float    sum     -1    10.00   1.50   2.25      0     8.00   1.50   2.25";
+    let own = format!("{own}      0");
+    let nccl = "    25.00   1.50   2.25    N/A   2.50     6.00   1.50   2.25      3   0.75";
+    assert_eq!(shown(&row), format!("{own}{nccl}"));
+    let ends = |line: &str| -> Vec<usize> {
+        let is_there = |at: usize| line.as_bytes().get(at).is_some_and(|byte| *byte != b' ');
+        (0..line.len()).filter(|&at| is_there(at) && !is_there(at + 1)).collect()
+    };
+    assert_eq!(ends(&shown(&row)), ends(head(true).lines().nth(1).unwrap())[1..]);
+    let json = serde_json::to_value(&row).unwrap();
+    assert_eq!((&json["in_place"]["us"], &json["nccl"]["in_place"]["us"]), (&8.0.into(), &6.0.into()));
+    row.nccl = None;
+    assert_eq!((shown(&row), head(false)), (own, super::HEAD.to_owned()));
+    assert!(serde_json::to_value(&row).unwrap().get("nccl").is_none());
 }

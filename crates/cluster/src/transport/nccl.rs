@@ -25,6 +25,7 @@ mod fake_tests;
 mod gpu_tests;
 mod library;
 mod operation;
+pub mod peer;
 mod rail;
 mod register;
 #[cfg(test)]

@@ -107,6 +107,7 @@ functions! {
     reduce_scatter "ncclReduceScatter" (*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream);
     all_gather "ncclAllGather" (*const c_void, *mut c_void, usize, c_int, Comm, Stream);
     broadcast "ncclBroadcast" (*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream);
+    reduce "ncclReduce" (*const c_void, *mut c_void, usize, c_int, c_int, c_int, Comm, Stream);
     send "ncclSend" (*const c_void, usize, c_int, c_int, Comm, Stream);
     recv "ncclRecv" (*mut c_void, usize, c_int, c_int, Comm, Stream);
     register "ncclCommRegister" (Comm, *mut c_void, usize, *mut *mut c_void);

@@ -3,6 +3,8 @@
 
 #[path = "direct_tests.rs"]
 mod direct_tests;
+#[path = "peer_tests.rs"]
+mod peer_tests;
 
 use super::{
     library::{Comm, Config, Functions, Stream},
@@ -160,6 +162,7 @@ collectives! {
     reduce_scatter (c_int, c_int);
     all_gather (c_int);
     broadcast (c_int, c_int);
+    reduce (c_int, c_int, c_int);
 }
 
 unsafe extern "C" fn register(comm: Comm, at: *mut c_void, _: usize, handle: *mut *mut c_void) -> c_int {
@@ -193,7 +196,7 @@ unsafe extern "C" fn last_error(_: Comm) -> *const c_char {
 static LIBRARY: Library = Library {
     f: Functions {
         version: no_version, unique_id: new_id, init_rank, async_error, finalize, destroy, abort,
-        group_start: group, group_end: group, all_reduce, reduce_scatter, all_gather, broadcast, send, recv,
+        group_start: group, group_end: group, all_reduce, reduce_scatter, all_gather, broadcast, reduce, send, recv,
         register, deregister, scaled_create, scaled_destroy, error_string, last_error,
     },
     version: 22809,
