@@ -12,11 +12,9 @@ features=(--features gpu-pool-lab/topology-files,gpu-pool/dlpack,gpu-pool/metric
 # RUSTFLAGS in the environment replaces the configured flags, `--cfg loom` among them: loom would pass on nothing.
 unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS
 
-# The executables of integration tests, of what `cargo test` builds in any case: `test_programs NAME..`.
-test_programs() {
-    local name names=()
-    for name in "$@"; do names+=(--test "$name"); done
-    cargo test "${features[@]}" --no-run --message-format=json "${names[@]}" |
+# The executable of an integration test, as `cargo test` builds it in any case: `test_program CRATE_FOLDER NAME`.
+test_program() {
+    cargo test "${features[@]}" --no-run --message-format=json --test "$2" | grep "/$1/Cargo.toml" |
         sed -n 's/.*"executable":"\([^"]*\/deps\/[^"]*\)".*/\1/p'
 }
 

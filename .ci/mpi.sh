@@ -14,8 +14,8 @@ if ! command -v mpirun >/dev/null; then
 fi
 
 cargo build "${features[@]}" --example train_digits
-tests=$(test_programs cluster)
-transports=$(test_programs transports)
+tests=$(test_program crates/cluster cluster)
+transports=$(test_program crates/cluster transports)
 
 # One program on so many processes: `together COUNT PROGRAM ARGUMENT..`.
 together() {

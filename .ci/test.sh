@@ -5,6 +5,6 @@ source "$(dirname "$0")/env.sh"
 
 GPU_POOL_LONG=1 cargo test "${features[@]}"
 # Processes of one machine meet in shared memory; here as those of several machines do.
-program=$(test_programs cluster)
+program=$(test_program crates/cluster cluster)
 cd crates/cluster
 GPU_POOL_MEETING=hub "$program"
