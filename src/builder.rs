@@ -180,18 +180,6 @@ setters! { Builder;
 
     /// The algorithm of collectives. Default: the fastest one for the operation, its size and the machine. An operation
     /// that this algorithm cannot do runs by the default. For tests, and for programs that know a better choice.
-    ///
-    /// ```
-    /// # use gpu_pool::{collective::Algorithm, GpuPool, ReduceOp};
-    /// let pool = GpuPool::builder().host(2).algorithm(Algorithm::Copies).build()?;
-    /// let sums = pool.run(|dev, _| {
-    ///     let mut x = dev.upload(&[1.5f32])?;
-    ///     dev.all_reduce(&mut x, ReduceOp::Sum)?;
-    ///     dev.download(&x)
-    /// })?;
-    /// assert_eq!(sums, [[3.0], [3.0]]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     pub fn algorithm(self, algorithm: Algorithm) { self.algorithm = Some(algorithm); }
 
     /// The order in which terms of a sum are added. With [`ReduceOrder::Rank`] the bits of a sum do not depend on the

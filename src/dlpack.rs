@@ -163,22 +163,6 @@ impl Device {
     /// library releases the tensor. The host waits until the part has been written. Meanwhile all devices and other
     /// tensors may read the buffer, and no code can write it: it is shared.
     ///
-    /// ```
-    /// use gpu_pool::{GpuPool, dlpack::dlpark::DlpackFlags};
-    /// use std::sync::Arc;
-    ///
-    /// let pool = GpuPool::builder().host(1).build()?;
-    /// pool.run(|dev, _| {
-    ///     let table = Arc::new(dev.upload(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0])?);
-    ///     let row = dev.to_dlpack_part(&table, 2..4, &[1, 2])?;
-    ///     assert!(row.flags().contains(DlpackFlags::READ_ONLY));
-    ///     // SAFETY: nothing writes the tensor.
-    ///     assert_eq!(dev.download(&unsafe { dev.from_dlpack::<f32>(row)? })?, [3.0, 4.0]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// As [`to_dlpack`](Self::to_dlpack).
     ///
@@ -250,20 +234,6 @@ impl Device {
 impl<T: DeviceCopy + DlpackElement> PinnedBuffer<T> {
     /// Page-locked memory as a tensor of the CPU for another library, without a copy. The host waits until the buffer's
     /// copies are over. When that library releases the tensor, on any thread, the memory goes back to its pool.
-    ///
-    /// ```
-    /// use gpu_pool::GpuPool;
-    ///
-    /// let pool = GpuPool::builder().host(1).build()?;
-    /// let host = pool.on_device(0).run(|dev| {
-    ///     let mut host = dev.pinned::<f32>(6)?;
-    ///     dev.download_pinned(&dev.upload(&[1.0f32; 6])?, &mut host)?;
-    ///     Ok(host)
-    /// })?;
-    /// let tensor = host.into_dlpack(&[2, 3])?; // for numpy
-    /// assert_eq!(tensor.validate().unwrap().shape(), [2, 3]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the product of `shape` is not the buffer's length; as

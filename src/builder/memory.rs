@@ -16,14 +16,6 @@ setters! { Builder;
 
     /// The most memory that the pool may take from each device, in per cent of the device's memory.
     ///
-    /// ```
-    /// # use gpu_pool::{Error, GpuPool};
-    /// let pool = GpuPool::builder().host(2).software_memory(64 << 20).memory_limit_percent(50.0).build()?;
-    /// let refused = pool.run(|dev, _| dev.zeros::<u8>(33 << 20).map(drop));
-    /// assert!(matches!(refused, Err(Error::OutOfMemory { .. })));
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
     /// # Panics
     /// When `percent` is not a number from 0 to 100.
     #[track_caller]
@@ -87,23 +79,6 @@ setters! { Builder;
     /// A function that the pool calls when a device's memory is used up and everything else has been tried. It runs on
     /// the device's thread (for page-locked memory: on the thread that allocates). If it returns `true`, the pool tries
     /// again. Use it to drop the buffers of your own caches, of any device.
-    ///
-    /// ```
-    /// # use gpu_pool::{DeviceBuffer, GpuPool};
-    /// # use parking_lot::Mutex;
-    /// # use std::sync::Arc;
-    /// let cached: Arc<Mutex<Vec<DeviceBuffer<u8>>>> = Arc::default();
-    /// let cache = cached.clone();
-    /// let pool = GpuPool::builder().host(1).memory_limit(8 << 20).on_out_of_memory(move |report| {
-    ///     eprintln!("{report}");
-    ///     !std::mem::take(&mut *cache.lock()).is_empty() // dropped, so try again
-    /// }).build()?;
-    /// pool.run(|dev, _| {
-    ///     cached.lock().push(dev.zeros(6 << 20)?);
-    ///     dev.zeros::<u8>(6 << 20).map(drop)
-    /// })?;
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     pub fn on_out_of_memory(self, again: impl Fn(&OutOfMemoryReport) -> bool + Send + Sync + 'static) {
         self.memory.on_out_of_memory = Some(OnOutOfMemory(Contained::new(Arc::new(again))));
     }

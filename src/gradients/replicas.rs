@@ -69,35 +69,6 @@ impl<T: Gradient> GradientExchange<T> {
     /// DDP's `join`, members that have ended shadow the others' collectives, and the last member's weights are
     /// broadcast at the end.)
     ///
-    /// ```
-    /// # use gpu_pool::{GpuPool, gradients::GradientExchange, ReduceOp};
-    /// let pool = GpuPool::builder().host(2).build()?;
-    /// let found = pool.run(|dev, shard| {
-    ///     let exchange = GradientExchange::builder().reduce(ReduceOp::Scaled(1.0));
-    ///     let mut gradients = exchange.build(dev, &[1])?;
-    ///     let mut batches = [3.0, 5.0, 7.0][..3 - 2 * shard.index()].iter();
-    ///     let mut seen = Vec::new();
-    ///     loop {
-    ///         let batch = batches.next();
-    ///         let active = gradients.join(dev, batch.is_some())?;
-    ///         if active == 0 {
-    ///             break Ok(seen);
-    ///         }
-    ///         gradients.set_weight(1.0 / active as f64)?;
-    ///         if let Some(x) = batch {
-    ///             dev.fill(&mut gradients.grad_mut(0)?, *x)?;
-    ///             gradients.ready(dev, 0)?;
-    ///         } else {
-    ///             gradients.nothing();
-    ///         }
-    ///         gradients.finish(dev)?;
-    ///         seen.push(dev.download(&gradients.grad(0)?)?[0]);
-    ///     }
-    /// })?;
-    /// assert_eq!(found, [[3.0, 5.0, 7.0]; 2]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
     /// `InvalidArgument` within a step, in a capture and after a failure; `Mismatch`, `Timeout`, `Aborted`.
     #[track_caller]
     pub fn join(&mut self, dev: &Device, has_batch: bool) -> Result<usize> {

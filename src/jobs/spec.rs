@@ -83,19 +83,6 @@ impl<'j> JobSpec<'j> {
 
     /// Runs on so many devices in parallel, as one gang: the closure runs on each of them, with the group of all, and
     /// the handle has the results by rank. It begins when so many devices are idle.
-    ///
-    /// ```
-    /// # use gpu_pool::{GpuPool, ReduceOp};
-    /// let pool = GpuPool::builder().host(3).build()?;
-    /// let jobs = pool.jobs().build()?;
-    /// let sums = jobs.job().gpus(2).submit(|dev, group| {
-    ///     let mut x = dev.upload(&[1.0f32 + group.rank() as f32])?;
-    ///     group.all_reduce(&mut x, ReduceOp::Sum)?;
-    ///     dev.download(&x)
-    /// })?;
-    /// assert_eq!(sums.wait()?, [[3.0], [3.0]]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     pub fn gpus(mut self, gpus: usize) -> JobSpec<'j, Several> {
         self.need.gpus = gpus;
         self.into_kind()
@@ -103,22 +90,6 @@ impl<'j> JobSpec<'j> {
 
     /// Begins again after an error, a panic or the loss of its device: at most so many times. Then the closure is an
     /// `FnMut`.
-    ///
-    /// ```
-    /// # use gpu_pool::{Error, GpuPool};
-    /// let pool = GpuPool::builder().host(1).build()?;
-    /// let jobs = pool.jobs().build()?;
-    /// let mut left = 2;
-    /// let third_time = jobs.job().retry(2).submit(move |_| match left {
-    ///     0 => Ok("lucky"),
-    ///     _ => {
-    ///         left -= 1;
-    ///         Err(Error::custom("not yet"))
-    ///     }
-    /// })?;
-    /// assert_eq!(third_time.wait()?, "lucky");
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     pub fn retry(mut self, times: u32) -> JobSpec<'j, Again> {
         self.retries = times;
         self.into_kind()

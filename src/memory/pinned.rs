@@ -57,18 +57,6 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
 
     /// A part of the buffer, to [upload](crate::Device::upload_pinned). It waits for no copy.
     ///
-    /// ```
-    /// # let pool = gpu_pool::GpuPool::builder().host(2).build()?;
-    /// let mut batch = pool.pinned::<f32>(1000)?;
-    /// batch.as_mut_slice()?.fill(2.0);
-    /// let sums = pool.run(|dev, shard| {
-    ///     let x = dev.upload_pinned(&batch.range(shard.range(1000)))?;
-    ///     dev.download(&dev.sum(&x)?)
-    /// })?;
-    /// assert_eq!(sums, [[1000.0], [1000.0]]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
     /// # Panics
     /// When the range is out of bounds.
     #[track_caller]

@@ -64,19 +64,6 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
     /// Rows of `width` elements for the devices to read; [`GpuPool::with`](crate::GpuPool::with) splits them
     /// over the devices. The host may read at the same time. Devices that write the memory are waited for on the
     /// devices, as for all memory.
-    ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
-    /// let mut table = pool.unified::<f32>(4 * 3)?;
-    /// table.as_mut_slice()?.fill(2.0);
-    /// let table = table; // from here on it is only read
-    /// let sums = pool.with(table.rows(3)).run(|dev, _, rows| {
-    ///     let sum = dev.sum(&rows)?;
-    ///     Ok(dev.download(&sum)?[0] + table.as_slice()?[0])
-    /// })?;
-    /// assert_eq!(sums, [14.0, 14.0]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     pub fn rows(&self, width: usize) -> UnifiedRows<'_, T> {
         UnifiedRows { buffer: self, width }
     }

@@ -87,19 +87,6 @@ impl<'a, T: DeviceCopy> DeviceView<'a, T> {
 impl<'a, T: DeviceCopy> DeviceViewMut<'a, T> {
     /// A part of this view, for reading. The view can be written again when the reader is done.
     ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(1).build()?;
-    /// pool.run(|dev, _| {
-    ///     let mut x = dev.upload(&[1.0f32, 2.0, 3.0, 4.0])?;
-    ///     let (mut left, mut right) = x.split_at_mut(2);
-    ///     dev.copy(&right.slice(1..), &mut left.slice_mut(..1))?;
-    ///     dev.scale(&mut right, 10.0)?; // `right` is still there
-    ///     assert_eq!(dev.download(&x)?, [4.0, 2.0, 30.0, 40.0]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
     /// # Panics
     /// When the range is out of bounds.
     #[track_caller]

@@ -98,18 +98,6 @@ impl<T: 'static> PerDevice<T> {
 
     /// [`run`](Self::run) with the caller's own error type.
     ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
-    /// let mut steps = pool.per_device(|_, _| Ok(0))?;
-    /// let failed: anyhow::Result<Vec<()>> = steps.try_run(|dev, _, steps| {
-    ///     *steps += dev.index();
-    ///     anyhow::ensure!(*steps == 0, "device {} has gone too far", dev.index());
-    ///     Ok(())
-    /// });
-    /// assert_eq!(failed.unwrap_err().to_string(), "device 1 has gone too far");
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// The error of the first closure that fails; `E::from` of this crate's errors, as for [`run`](Self::run).
     #[track_caller]

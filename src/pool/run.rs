@@ -303,19 +303,6 @@ impl GpuPool {
 
     /// Runs `f` on every device, each with its own rows (of `width` items) of `out`.
     ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
-    /// let x: Vec<f32> = (0..10).map(|i| i as f32).collect();
-    /// let mut y = vec![0.0f32; 10];
-    /// pool.run_mut(&mut y, 1, |dev, shard, rows| {
-    ///     let mut d = dev.upload(shard.of(&x))?;
-    ///     dev.scale(&mut d, 2.0)?;
-    ///     dev.download_into(&d, rows)
-    /// })?;
-    /// assert_eq!(y[9], 18.0);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`Error::InvalidArgument`] when `width` is 0 or does not divide the length; else as [`run`](Self::run).
     #[track_caller]

@@ -78,17 +78,6 @@ impl<'t, 'env> Tasks<'t, 'env> {
 
     /// [`get`](Self::get) for contents that cannot be cloned: lets `f` look at the content, on the calling thread.
     ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(1).build()?;
-    /// let host = pool.tasks(|t| {
-    ///     let x = t.gpu(0).run((), |dev, ()| dev.upload(&[1.0f32, 2.0]));
-    ///     let host = t.gpu(0).download(&x);
-    ///     t.read(&host, |host| host.as_slice().map(<[f32]>::to_vec))?
-    /// })?;
-    /// assert_eq!(host, [1.0, 2.0]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// As [`get`](Self::get).
     ///
@@ -139,21 +128,6 @@ impl<'t, 'env> Tasks<'t, 'env> {
     }
 
     /// Notes all later tasks in `trace`, with their times. Only the first call has an effect.
-    ///
-    /// ```
-    /// # use gpu_pool::tasks::TaskTrace;
-    /// let pool = gpu_pool::GpuPool::builder().host(1).build()?;
-    /// let trace = TaskTrace::new();
-    /// pool.tasks(|t| {
-    ///     t.trace(&trace);
-    ///     let x = t.gpu(0).named("input").run((), |dev, ()| dev.zeros::<f32>(8));
-    ///     t.gpu(0).named("sum").run((&x,), |dev, (x,)| dev.download(&dev.sum(x)?));
-    ///     Ok(())
-    /// })?;
-    /// let json = trace.to_chrome_trace(); // std::fs::write("tasks.json", &json), then https://ui.perfetto.dev
-    /// assert!(json.contains(r#""name":"sum""#) && json.contains("t0 -> t1"));
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     pub fn trace(&self, trace: &'env TaskTrace) {
         if self.trace.get().is_some() {
             return;

@@ -118,29 +118,6 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// equal, and gradients are added up. Groups do not overlap. So data parallel is one axis of a grid: here two
     /// models, each on two devices.
     ///
-    /// ```
-    /// # use gpu_pool::{DeviceBuffer, GpuPool};
-    /// # use gpu_pool_train::{DataParallel, Model, Optimizer};
-    /// # struct One(DeviceBuffer<f32>);
-    /// # impl Model for One { fn parameters(&mut self) -> Vec<&mut DeviceBuffer<f32>> { vec![&mut self.0] } }
-    /// let pool = GpuPool::builder().host(4).build()?;
-    /// let column = |rank: usize| [rank % 2, rank % 2 + 2];
-    /// let mut model = DataParallel::new_in(
-    ///     &pool,
-    ///     |dev| dev.group(&column(dev.rank())),
-    ///     Optimizer::sgd(0.1),
-    ///     |dev| Ok(One(dev.upload(&[dev.index() as f32])?)),
-    /// )?;
-    /// let rows = model.step(6, |dev, shard, _, gradients| {
-    ///     gradients.write(0, |g| dev.fill(g, 1.0))?;
-    ///     Ok(shard.range(6))
-    /// })?;
-    /// assert_eq!(rows, [0..3, 0..3, 3..6, 3..6]);
-    /// let found = model.each(|dev, one| dev.download(&one.0))?;
-    /// assert!(found[0] == found[2] && found[1] == found[3] && found[0] != found[1]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// Those of `new` and of `group`, which every device of the pool calls; for some devices see
     /// [`new_on`](Self::new_on).
@@ -231,27 +208,6 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// largest mean of a piece.
     ///
     /// Gradients of half types are added up in `f32`: 4 bytes for each element, from the first call on.
-    ///
-    /// ```
-    /// # use gpu_pool::{DeviceBuffer, GpuPool};
-    /// # use gpu_pool_train::{DataParallel, Model, Optimizer};
-    /// # struct One(DeviceBuffer<f32>);
-    /// # impl Model for One { fn parameters(&mut self) -> Vec<&mut DeviceBuffer<f32>> { vec![&mut self.0] } }
-    /// let pool = GpuPool::builder().host(2).build()?;
-    /// let mut model = DataParallel::new(&pool, Optimizer::sgd(1.0), |dev| Ok(One(dev.zeros(1)?)))?;
-    /// // Every row has the gradient 1.
-    /// model.accumulate(6, |dev, shard, _, gradients| {
-    ///     let sum = shard.range(6).len() as f32 * gradients.scale;
-    ///     gradients.write(0, |g| dev.fill(g, sum))
-    /// })?;
-    /// model.step(2, |dev, shard, _, gradients| {
-    ///     let sum = shard.range(2).len() as f32 * gradients.scale;
-    ///     gradients.write(0, |g| dev.fill(g, sum))
-    /// })?;
-    /// let found = model.each(|dev, one| dev.download(&one.0))?;
-    /// assert!(found.iter().all(|one| (one[0] + 1.0).abs() < 1e-6)); // the mean over the 8 rows
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     ///
     /// # Errors
     /// As of [`step`](Self::step).

@@ -95,24 +95,6 @@ impl PipelineSchedule {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`], if the actions break one of the rules [above](PipelineSchedule#validity).
-    ///
-    /// ```
-    /// use gpu_pool_train::{Action, PipelineSchedule, Work};
-    ///
-    /// let action = |stage, work| Action { stage, work, micro: 0 };
-    /// let right = vec![
-    ///     vec![action(0, Work::Forward), action(0, Work::Backward)],
-    ///     vec![action(1, Work::Forward), action(1, Work::Backward)],
-    /// ];
-    /// assert!(PipelineSchedule::new(right).is_ok());
-    ///
-    /// let wrong = vec![
-    ///     vec![action(0, Work::Forward)], // The backward pass of stage 0 is missing.
-    ///     vec![action(1, Work::Forward), action(1, Work::Backward)],
-    /// ];
-    /// let error = PipelineSchedule::new(wrong).unwrap_err();
-    /// assert!(error.to_string().contains("rank 0 lacks the action 0B0 (stage 0, backward pass, micro-batch 0)"));
-    /// ```
     #[track_caller]
     pub fn new(actions: Vec<Vec<Action>>) -> Result<Self> {
         let _here = OpSite::here("PipelineSchedule::new");
@@ -130,14 +112,6 @@ impl PipelineSchedule {
 
     /// The forward passes alone, in the same order: for inference. The result is runnable, since a forward pass waits
     /// for forward passes only.
-    ///
-    /// ```
-    /// use gpu_pool_train::PipelineSchedule;
-    ///
-    /// let training = PipelineSchedule::one_f_one_b(2, 2)?;
-    /// assert_eq!(training.forward_only().to_csv(), "0F0,0F1\n1F0,1F1\n");
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     pub fn forward_only(&self) -> Self {
         let forward = |list: &Vec<Action>| list.iter().copied().filter(|a| a.work == Work::Forward).collect();
         PipelineSchedule {
@@ -151,14 +125,6 @@ impl PipelineSchedule {
     /// Joins each [`BackwardInput`](Work::BackwardInput) with its [`BackwardWeights`](Work::BackwardWeights), where the
     /// one directly follows the other: one [`Backward`](Work::Backward) is cheaper than two calls. The result is
     /// runnable: nothing waits for a `BackwardWeights`. Stages before it may get their gradient later.
-    ///
-    /// ```
-    /// use gpu_pool_train::PipelineSchedule;
-    ///
-    /// let split = PipelineSchedule::from_csv("0F0,0F1,0I0,0I1,0W1,0W0\n")?;
-    /// assert_eq!(split.merge_backward().to_csv(), "0F0,0F1,0I0,0B1,0W0\n");
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     pub fn merge_backward(&self) -> Self {
         let mut merged = self.clone();
         for list in &mut merged.actions {
@@ -205,16 +171,6 @@ impl PipelineSchedule {
     }
 
     /// The stages that live on a rank, in ascending order.
-    ///
-    /// ```
-    /// use gpu_pool_train::PipelineSchedule;
-    ///
-    /// let round_robin = PipelineSchedule::interleaved(2, 2, 4)?;
-    /// assert!(round_robin.stages_of(0).eq([0, 2]));
-    /// let v = PipelineSchedule::zero_bubble_v(2, 4)?;
-    /// assert!(v.stages_of(0).eq([0, 3]));
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     pub fn stages_of(&self, rank: usize) -> impl Iterator<Item = usize> + '_ {
         (0..self.stages()).filter(move |&stage| self.rank_of[stage] == rank)
     }
