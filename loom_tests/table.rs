@@ -40,8 +40,6 @@ pub const TEETH: &[Tooth] = teeth! {
         "ring.publishes_before_writing" "ring.frees_before_reading"];
     ring two_slots_wrapping: Race ["ring.tail.store" "ring.tail.load" "ring.head.store" "ring.head.load"];
     ring batches: Race ["ring.tail.store_batch" "ring.head.store_batch"];
-    ring the_last_element_is_not_lost: Assertion ["ring.producer_gone.store" "ring.producer_gone.load"];
-    ring the_consumer_leaves: Race ["ring.consumer_gone.store" "ring.consumer_gone.load"];
     byte_ring one_byte: Race ["byte_ring.tail.store" "byte_ring.tail.load" "byte_ring.head.store" "byte_ring.head.load"
         "byte_ring.publishes_before_writing" "byte_ring.frees_before_reading"];
     byte_ring parts_that_wrap: Race ["byte_ring.tail.store" "byte_ring.tail.load" "byte_ring.head.store"

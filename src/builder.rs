@@ -227,16 +227,6 @@ impl Builder {
     /// Lets [`give`](crate::Device::give) and [`take`](crate::Device::take) carry values of this type to other
     /// processes. Known without it: buffers of all [`Element`](crate::Element)s, pairs of these, numbers and `String`,
     /// and `Vec`s of all. A `Pipeline` of `gpu-pool-train` needs it for no type.
-    ///
-    /// ```
-    /// # use gpu_pool::{DeviceBuffer, GpuPool};
-    /// struct Batch { x: DeviceBuffer<f32>, rows: usize }
-    /// gpu_pool::transfer_fields!(Batch { x, rows });
-    ///
-    /// let pool = GpuPool::builder().host(2).register_transfer::<Batch>().register_transfer::<(usize,
-    /// Batch)>().build()?;
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     pub fn register_transfer<T: Transfer>(mut self) -> Self {
         self.codecs.insert(transfer::codec::<T>());
         self

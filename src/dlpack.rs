@@ -37,9 +37,7 @@ impl<T: DeviceCopy> DlpackTensor<T> {
     /// [`Error::InvalidArgument`] if the tensor is [read-only](Self::is_read_only); copy it then ([`Device::copy`]).
     #[track_caller]
     pub fn into_buffer(self) -> Result<DeviceBuffer<T>> {
-        if self.read_only {
-            return Err(Error::invalid("into_buffer", "its producer forbids writing: copy it into a buffer"));
-        }
+        invalid_if!(self.read_only, "into_buffer", "its producer forbids writing: copy it into a buffer");
         Ok(self.buffer)
     }
 }

@@ -131,45 +131,11 @@ impl Device {
     /// capture. Its allocations happen immediately; `f` may return the buffers, whose contents are unspecified before
     /// the first launch.
     ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(1).build()?;
-    /// let sums = pool.run(|dev, _| {
-    ///     let mut x = dev.upload(&[1.0f32, 2.0, 3.0])?;
-    ///     let (graph, sum) = dev.capture(|dev| {
-    ///         dev.scale(&mut x, 2.0)?;
-    ///         dev.sum(&x)
-    ///     })?;
-    ///     let mut sums = Vec::new();
-    ///     for _ in 0..3 {
-    ///         dev.launch_graph(&graph)?;
-    ///         sums.push(dev.download(&sum)?[0]);
-    ///     }
-    ///     Ok(sums)
-    /// })?;
-    /// assert_eq!(sums, [[12.0, 24.0, 48.0]]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
     /// All members of a group capture its collectives together, and launch the graph together. All collectives of a
     /// graph belong to one group. If kernels meet on the devices, a launch costs one meeting on the host for all
     /// collectives; otherwise it costs one meeting for each.
     ///
-    /// ```
-    /// # use gpu_pool::{GpuPool, ReduceOp};
-    /// let pool = GpuPool::builder().host(2).build()?;
-    /// let found = pool.run(|dev, shard| {
-    ///     let (mut x, mut sum) = (dev.upload(&[1.0f32, 2.0])?, dev.zeros::<f32>(2)?);
-    ///     let (step, ()) = dev.capture(|dev| {
-    ///         dev.axpy(shard.index() as f32, &x, &mut sum)?;
-    ///         dev.all_reduce(&mut sum, ReduceOp::Sum)?;
-    ///         dev.scale(&mut x, 10.0)
-    ///     })?;
-    ///     (0..3).try_for_each(|_| dev.launch_graph(&step))?;
-    ///     dev.download(&sum)
-    /// })?;
-    /// assert_eq!(found, [[124.0, 248.0], [124.0, 248.0]]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
+    /// The page "Graphs" of the guide has an example.
     ///
     /// These calls are refused within `f`, and end the capture: copies from and to the host; `exchange`, `barrier`,
     /// `send`, `recv`; streams, events and waits; launches of graphs; staged copies between devices; page-locked and

@@ -31,19 +31,7 @@ pub struct Cuda<'a> {
 impl Device {
     /// cudarc's handles of this device and stream.
     ///
-    /// ```no_run
-    /// use cudarc::cublas::{CudaBlas, Asum, AsumConfig};
-    /// gpu_pool::GpuPool::scope(|dev, _| {
-    ///     let x = dev.upload(&[1.0f32, -2.0])?;
-    ///     let cuda = dev.cuda()?;
-    ///     let blas = CudaBlas::new(cuda.stream().clone()).map_err(gpu_pool::Error::custom)?;
-    ///     let mut sum = 0.0f32;
-    ///     // SAFETY: two elements, as many as the buffer has.
-    ///     let done = unsafe { blas.asum(AsumConfig { n: 2, incx: 1 }, &cuda.read(&x)?, &mut sum) };
-    ///     done.map_err(gpu_pool::Error::custom)?;
-    ///     Ok(sum)
-    /// });
-    /// ```
+    /// The guide has an example on its page "Kernels".
     ///
     /// If your own copy brings the result of a collective to the host, and that collective was given up, the bytes may
     /// be incomplete. [`check`](Self::check), called after the copy is over, returns the failure.

@@ -22,17 +22,7 @@ impl GpuPool {
     /// Call it before each scrape, or every few seconds. It reads published words: it waits for no device, and costs
     /// some microseconds.
     ///
-    /// Without an exporter nothing happens:
-    ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
-    /// pool.publish_metrics();
-    /// let jobs = pool.jobs().build()?;
-    /// jobs.publish_metrics("demo");
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
-    /// With the crates `metrics-exporter-prometheus` and `tracing-subscriber`:
+    /// Without an exporter nothing happens. With the crates `metrics-exporter-prometheus` and `tracing-subscriber`:
     ///
     /// ```text
     /// tracing_subscriber::fmt().init();                                       // the library's events, to stdout

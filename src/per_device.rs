@@ -38,14 +38,7 @@ use std::{
 /// ```
 ///
 /// Two fields at once through a guard need a plain reference first:
-/// ```
-/// # use gpu_pool::*;
-/// struct Model { w: DeviceBuffer<f32>, g: DeviceBuffer<f32> }
-/// # fn step(dev: &Device, state: &PerDevice<Model>) -> Result<()> {
-/// let m = &mut *state.borrow_mut(dev)?;
-/// dev.axpy(-0.1, &m.g, &mut m.w)
-/// # }
-/// ```
+/// `let m = &mut *state.borrow_mut(dev)?; dev.axpy(-0.1, &m.g, &mut m.w)`.
 pub struct PerDevice<T: 'static> {
     id: u64,
     pub(crate) shared: Arc<Shared>,

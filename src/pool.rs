@@ -30,19 +30,7 @@ use std::{panic::Location, sync::Arc, time::Duration};
 /// A closure runs on all devices in parallel, on the device's thread. It may borrow from the caller. Results come back
 /// in device order. Any number of threads may start scopes; the scopes run one after the other on each device.
 ///
-/// ```
-/// use gpu_pool::{GpuPool, ReduceOp};
-///
-/// let batch: Vec<f32> = (0..1000).map(|i| i as f32).collect();
-/// let sums: Vec<Vec<f32>> = GpuPool::scope(|dev, shard| {
-///     let x = dev.upload(shard.of(&batch))?;           // this GPU's part of the borrowed batch
-///     let mut s = dev.sum(&x)?;                        // one element, on this GPU's stream
-///     dev.all_reduce(&mut s, ReduceOp::Sum)?;          // ring buffers + cross-device events
-///     dev.download(&s)                                 // waits for this stream only
-/// })?;                                                 // results in device order
-/// assert!(sums.iter().all(|s| s[0] == 499_500.0));
-/// # Ok::<(), gpu_pool::Error>(())
-/// ```
+/// The crate's page begins with an example.
 ///
 /// All devices call one closure at the same time, so it cannot change what it captures:
 ///
@@ -118,15 +106,6 @@ impl GpuPool {
     /// The last 1,024 calls and waits of each device. Any thread may call it, also while devices hang; it waits for
     /// nothing and makes no driver call. The pool writes others by itself:
     /// [`Builder::flight_record`](crate::Builder::flight_record).
-    ///
-    /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(2).build()?;
-    /// pool.run(|dev, _| dev.zeros::<f32>(100).map(drop))?;
-    /// let record = pool.flight_record();
-    /// assert!(record.missing().is_empty() && record.to_string().contains("zeros, 400 bytes"));
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     pub fn flight_record(&self) -> FlightRecord {
         self.shared.recorder.look("GpuPool::flight_record", None)
     }

@@ -46,16 +46,6 @@ impl Shard {
     /// The part of `len` items that belongs to the shard with the index `rank`, for example a peer's rows. The parts of
     /// all ranks, in order, are `0..len` without a gap.
     ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(3).weights(&[2.0, 1.0, 1.0]).build()?;
-    /// let parts = pool.run(|_dev, shard| {
-    ///     Ok((0..shard.count()).map(|rank| shard.range_of(rank, 8)).collect::<Vec<_>>())
-    /// })?;
-    /// assert_eq!(parts[0], [0..4, 4..6, 6..8]);
-    /// assert!(parts.iter().all(|seen| seen == &parts[0]));
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
     /// # Panics
     /// If there is no such rank; in a scope this becomes [`Error::Panicked`](crate::Error::Panicked).
     #[track_caller]

@@ -157,19 +157,7 @@ impl GpuPool {
         rayon::in_place_scope(|scope| run(self, &engine, scope, f, begin))
     }
 
-    /// [`tasks`](Self::tasks), with the tasks of the CPU on the caller's own pool of threads.
-    ///
-    /// ```
-    /// # use gpu_pool::{Error, GpuPool};
-    /// let pool = GpuPool::builder().host(1).build()?;
-    /// let threads = rayon::ThreadPoolBuilder::new().num_threads(2).build().map_err(Error::custom)?;
-    /// let found = pool.tasks_in(&threads, |t| {
-    ///     let sum = t.cpu().run((), |()| Ok((1..=100).sum::<u32>()));
-    ///     t.get(&sum)
-    /// })?;
-    /// assert_eq!(found, 5050);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
+    /// [`tasks`](Self::tasks), with the tasks of the CPU on the caller's own pool of threads, such as rayon's.
     ///
     /// # Errors
     /// As [`tasks`](Self::tasks).

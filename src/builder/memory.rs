@@ -39,31 +39,8 @@ setters! { Builder;
     /// need the memory, not for the fastest steps: by default a program that repeats its steps makes no driver call
     /// after the first ones.
     ///
-    /// The gain, in a simulation of RMM's `random_allocations` (n = 1000), mean of ten seeds. Each cell has the largest
-    /// amount taken, as a multiple of the largest amount requested, and the number of moves when the same operations
-    /// are repeated on the same pool.
-    ///
-    /// | largest request | default | 1.25 | 1.15 | 1.1 | 1.05 |
-    /// |---|---|---|---|---|---|
-    /// | 64 MiB | 1.06, none | 1.06, none | 1.06, none | 1.06, none | 1.06, none |
-    /// | 256 MiB | 1.19, none | 1.19, none | 1.15, 40 | 1.14, 92 | 1.13, 112 |
-    /// | 1 GiB | 1.35, none | 1.26, 212 | 1.18, 623 | 1.14, 882 | 1.11, 1178 |
-    /// | 4 GiB | 1.63, none | 1.26, 1816 | 1.17, 3078 | 1.12, 3994 | 1.07, 4873 |
-    ///
     /// The pool may exceed the limit: if too little free memory can be moved, it takes more memory. Without virtual
-    /// memory nothing can be moved.
-    ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(1).memory_slack(1.1).build()?;
-    /// let stats = pool.run(|dev, _| {
-    ///     let mut pieces: Vec<_> = (0..8).map(|_| dev.zeros::<u8>(4 << 20)).collect::<Result<_, _>>()?;
-    ///     (0..4).for_each(|i| drop(pieces.remove(i))); // every other one
-    ///     let large = dev.zeros::<u8>(12 << 20)?;      // larger than any hole
-    ///     Ok(dev.stats())
-    /// })?;
-    /// assert_eq!(stats[0].reserved, 32 << 20);         // 44 MiB without it
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
+    /// memory nothing can be moved. The page "The memory pool" of the guide has numbers.
     ///
     /// # Panics
     /// When `slack` is not a number of at least 1.

@@ -51,24 +51,8 @@ impl Builder {
     ///   [`timeout`](Self::timeout). The builder warns (by `tracing`). It cannot set the variable, since the driver
     ///   reads it once.
     ///
-    /// `GPU_POOL_SHARE=4` does this for an unchanged program: every device is opened four times, in the order
-    /// `0,1,0,1,..`. With `GPU_POOL_SHARE=1` the list in `GPU_POOL_DEVICES` may repeat a GPU. This method overrides the
-    /// variable.
-    ///
     /// One GPU can be at most 16 devices. Software GPUs are not shared: a software GPU that is listed twice is an
-    /// error.
-    ///
-    /// ```
-    /// # use gpu_pool::{Error, GpuPool};
-    /// let crowd = GpuPool::builder().cuda().devices(&[0; 8]).share_gpus(true).build();
-    /// if let Ok(pool) = crowd {
-    ///     assert_eq!(pool.device_count(), 8);
-    ///     assert!(pool.report().shares_gpus());
-    /// } // else there is no GPU here
-    ///
-    /// let software = GpuPool::builder().host(2).devices(&[0, 0]).share_gpus(true).build();
-    /// assert!(matches!(software, Err(Error::InvalidArgument { .. })));
-    /// ```
+    /// error. This method overrides `GPU_POOL_SHARE`, which the page "Testing" of the guide explains.
     pub fn share_gpus(mut self, share: bool) -> Self {
         self.sharing = Some(if share { Sharing::Listed } else { Sharing::Never });
         self

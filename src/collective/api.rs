@@ -48,25 +48,14 @@ collectives! {
     /// `OutOfMemory` for scratch, [`Error::Borrowed`](crate::Error::Borrowed) while another device is in a launch with
     /// collectives of a graph that names the memory, and the driver's errors. If one member fails after the meeting,
     /// the gang fails: the contents of the buffers are unspecified then.
+    ///
+    /// The page "Collectives" of the guide has an example with all of them.
     errors " Those of all collectives, above.";
 
     /// Replaces `x` on every member by the combination of all members' elements.
     ///
     /// The [algorithm](crate::collective::Algorithm) depends on the size: everything to every member, slices that one
     /// member combines, copy engines, or a ring. [`explain`](crate::GpuPool::explain) says which one a call would use.
-    example {
-        /// ```
-        /// # use gpu_pool::{GpuPool, ReduceOp};
-        /// let pool = GpuPool::builder().host(3).build()?;
-        /// let sums = pool.run(|dev, shard| {
-        ///     let mut x = dev.upload(&[shard.index() as f32, 1.0])?;
-        ///     dev.all_reduce(&mut x, ReduceOp::Sum)?;
-        ///     dev.download(&x)
-        /// })?;
-        /// assert_eq!(sums, [[3.0, 3.0], [3.0, 3.0], [3.0, 3.0]]);
-        /// # Ok::<(), gpu_pool::Error>(())
-        /// ```
-    }
     fn all_reduce<V: AsViewMut<Elem: Element>>(&self, x: &mut V, op: ReduceOp) -> Result<()> {
         self.run(all_reduce(Origin::default(), x.view_mut(), op))
     }
@@ -93,19 +82,8 @@ collectives! {
     /// once. For gradients see [`GradientExchange`](crate::gradients::GradientExchange): it keeps them together from
     /// the start, and reduces them during the backward pass.
     example {
-        /// ```
-        /// # use gpu_pool::{GpuPool, ReduceOp};
-        /// let pool = GpuPool::builder().host(2).build()?;
-        /// let found = pool.run(|dev, shard| {
-        ///     let (mut weights, mut bias) = (dev.upload(&[1.0f32, 2.0])?, dev.upload(&[shard.index() as f32])?);
-        ///     dev.all_reduce_many(&mut [&mut weights, &mut bias], ReduceOp::Sum)?;
-        ///     Ok((dev.download(&weights)?, dev.download(&bias)?))
-        /// })?;
-        /// assert_eq!(found, vec![(vec![2.0, 4.0], vec![1.0]); 2]);
-        /// # Ok::<(), gpu_pool::Error>(())
-        /// ```
-        ///
-        /// Fields, by an iterator:
+        /// Two buffers are `dev.all_reduce_many(&mut [&mut weights, &mut bias], ReduceOp::Sum)?`. Fields, by an
+        /// iterator:
         ///
         /// ```
         /// # use gpu_pool::{DeviceBuffer, GpuPool, ReduceOp};
@@ -131,19 +109,6 @@ collectives! {
     }
 
     /// Replaces `x` on member `root` by the combination of all members' elements; the others keep theirs.
-    example {
-        /// ```
-        /// # use gpu_pool::{GpuPool, ReduceOp};
-        /// let pool = GpuPool::builder().host(3).build()?;
-        /// let found = pool.run(|dev, shard| {
-        ///     let mut x = dev.upload(&[shard.index() as u8])?;
-        ///     dev.reduce(&mut x, ReduceOp::Max, 1)?;
-        ///     dev.download(&x)
-        /// })?;
-        /// assert_eq!(found, [[0], [2], [2]]);
-        /// # Ok::<(), gpu_pool::Error>(())
-        /// ```
-    }
     fn reduce<V: AsViewMut<Elem: Element>>(&self, x: &mut V, op: ReduceOp, root: usize) -> Result<()> {
         self.check_root("reduce", root)?;
         let x = x.view_mut();
@@ -153,20 +118,6 @@ collectives! {
 
     /// Combines all members' `src` and gives part `r` of the result to member `r`, in `dst`. `src` has as many parts as
     /// there are members.
-    example {
-        /// ```
-        /// # use gpu_pool::{GpuPool, ReduceOp};
-        /// let pool = GpuPool::builder().host(2).build()?;
-        /// let found = pool.run(|dev, _| {
-        ///     let x = dev.upload(&[1, 2, 3, 4])?;
-        ///     let mut y = dev.zeros::<i32>(2)?;
-        ///     dev.reduce_scatter(&x, &mut y, ReduceOp::Sum)?;
-        ///     dev.download(&y)
-        /// })?;
-        /// assert_eq!(found, [[2, 4], [6, 8]]);
-        /// # Ok::<(), gpu_pool::Error>(())
-        /// ```
-    }
     fn reduce_scatter<S: AsView<Elem: Element>>(
         &self, src: &S, dst: &mut impl AsViewMut<Elem = S::Elem>, op: ReduceOp,
     ) -> Result<()> {
@@ -200,19 +151,6 @@ collectives! {
     }
 
     /// Puts all members' `src` in a row, in `dst` of every member.
-    example {
-        /// ```
-        /// let pool = gpu_pool::GpuPool::builder().host(3).build()?;
-        /// let found = pool.run(|dev, shard| {
-        ///     let x = dev.upload(&[shard.index() as u64, 7])?;
-        ///     let mut all = dev.zeros::<u64>(6)?;
-        ///     dev.all_gather(&x, &mut all)?;
-        ///     dev.download(&all)
-        /// })?;
-        /// assert_eq!(found[0], [0, 7, 1, 7, 2, 7]);
-        /// # Ok::<(), gpu_pool::Error>(())
-        /// ```
-    }
     fn all_gather<S: AsView<Elem: Element>>(&self, src: &S, dst: &mut impl AsViewMut<Elem = S::Elem>) -> Result<()> {
         let (src, dst) = (src.view(), dst.view_mut());
         self.fits("all_gather", "dst", dst.len(), src.len().saturating_mul(self.count()))?;
@@ -242,18 +180,6 @@ collectives! {
     }
 
     /// Replaces every member's `x` by member `root`'s.
-    example {
-        /// ```
-        /// let pool = gpu_pool::GpuPool::builder().host(3).build()?;
-        /// let found = pool.run(|dev, shard| {
-        ///     let mut x = dev.upload(&[shard.index() as f64; 2])?;
-        ///     dev.broadcast(&mut x, 2)?;
-        ///     dev.download(&x)
-        /// })?;
-        /// assert_eq!(found, [[2.0; 2]; 3]);
-        /// # Ok::<(), gpu_pool::Error>(())
-        /// ```
-    }
     fn broadcast<V: AsViewMut<Elem: Element>>(&self, x: &mut V, root: usize) -> Result<()> {
         self.check_root("broadcast", root)?;
         let x = x.view_mut();
@@ -262,20 +188,6 @@ collectives! {
     }
 
     /// Puts all members' `src` in a row, in `dst` of member `root`. Only the root gives a `dst`.
-    example {
-        /// ```
-        /// # use gpu_pool::{AsViewMut, GpuPool};
-        /// let pool = GpuPool::builder().host(3).build()?;
-        /// let found = pool.run(|dev, shard| {
-        ///     let x = dev.upload(&[shard.index() as f32])?;
-        ///     let mut all = if dev.rank() == 1 { Some(dev.zeros::<f32>(3)?) } else { None };
-        ///     dev.gather(&x, all.as_mut().map(|all| all.view_mut()), 1)?;
-        ///     all.map(|all| dev.download(&all)).transpose()
-        /// })?;
-        /// assert_eq!(found, [None, Some(vec![0.0, 1.0, 2.0]), None]);
-        /// # Ok::<(), gpu_pool::Error>(())
-        /// ```
-    }
     fn gather<S: AsView<Elem: Element>>(
         &self, src: &S, dst: Option<DeviceViewMut<'_, S::Elem>>, root: usize,
     ) -> Result<()> {
@@ -299,20 +211,6 @@ collectives! {
     }
 
     /// Gives part `r` of member `root`'s `src` to member `r`, in `dst`. Only the root gives a `src`.
-    example {
-        /// ```
-        /// # use gpu_pool::{AsView, GpuPool};
-        /// let pool = GpuPool::builder().host(3).build()?;
-        /// let found = pool.run(|dev, _| {
-        ///     let all = if dev.rank() == 0 { Some(dev.upload(&[5, 6, 7])?) } else { None };
-        ///     let mut mine = dev.zeros::<i64>(1)?;
-        ///     dev.scatter(all.as_ref().map(|all| all.view()), &mut mine, 0)?;
-        ///     dev.download(&mine)
-        /// })?;
-        /// assert_eq!(found, [[5], [6], [7]]);
-        /// # Ok::<(), gpu_pool::Error>(())
-        /// ```
-    }
     fn scatter<D: AsViewMut<Elem: Element>>(
         &self, src: Option<DeviceView<'_, D::Elem>>, dst: &mut D, root: usize,
     ) -> Result<()> {
@@ -337,19 +235,6 @@ collectives! {
 
     /// Part `b` of member `a`'s `src` becomes part `a` of member `b`'s `dst`. Both buffers have as many parts as there
     /// are members.
-    example {
-        /// ```
-        /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
-        /// let found = pool.run(|dev, shard| {
-        ///     let x = dev.upload(&[shard.index() as i8, 10 + shard.index() as i8])?;
-        ///     let mut y = dev.zeros::<i8>(2)?;
-        ///     dev.all_to_all(&x, &mut y)?;
-        ///     dev.download(&y)
-        /// })?;
-        /// assert_eq!(found, [[0, 1], [10, 11]]);
-        /// # Ok::<(), gpu_pool::Error>(())
-        /// ```
-    }
     fn all_to_all<S: AsView<Elem: Element>>(&self, src: &S, dst: &mut impl AsViewMut<Elem = S::Elem>) -> Result<()> {
         let (src, dst) = (src.view(), dst.view_mut());
         let each = Counts::Each(self.parts("all_to_all", src.len())?);

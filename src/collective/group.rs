@@ -111,13 +111,6 @@ impl<'d> Group<'d> {
     }
 
     /// This member's even share of the group's data: that of [`Device::world`] divides among all processes.
-    ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(4).build()?;
-    /// let rows = pool.run(|dev, _| Ok(dev.world()?.shard().range(9)))?;
-    /// assert_eq!(rows, [0..3, 3..5, 5..7, 7..9]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     pub fn shard(&self) -> Shard {
         Shard::new(self.rank, self.count(), None)
     }

@@ -35,7 +35,7 @@ use std::{any::Any, panic::Location};
 const TRANSFER: &str = "if it is a `Transfer`, tell the pool by `Builder::register_transfer`";
 
 collectives! {
-    /// Hand-over of values between members.
+    /// Hand-over of values between members. The page "Pipelines" of the guide has an example.
     errors " [`Error::InvalidArgument`] if there is no such member, \
         [`Error::Aborted`], and the driver's errors.";
 
@@ -57,25 +57,6 @@ collectives! {
     ///
     /// Each tag is a queue of its own: values of one pair of members with one tag are taken in the order in which they
     /// were given. Groups do not see each other's values.
-    example {
-        /// ```
-        /// # use gpu_pool::{DeviceBuffer, GpuPool};
-        /// let pool = GpuPool::builder().host(2).build()?;
-        /// let found = pool.run(|dev, _| {
-        ///     if dev.rank() == 0 {
-        ///         dev.give(dev.upload(&[1.0f32, 2.0])?, 1, 10)?;
-        ///         dev.give("any value".to_owned(), 1, 20)?;
-        ///         return Ok(vec![]);
-        ///     }
-        ///     let text: String = dev.take(0, 20)?; // In any order of tags.
-        ///     assert_eq!(text, "any value");
-        ///     let there: DeviceBuffer<f32> = dev.take(0, 10)?; // Still in the memory of device 0.
-        ///     dev.download(&there.copy_to(dev)?)
-        /// })?;
-        /// assert_eq!(found[1], [1.0, 2.0]);
-        /// # Ok::<(), gpu_pool::Error>(())
-        /// ```
-    }
     fails " After an error the value is dropped. `InvalidArgument` also for a type that cannot go to another process.";
     fn give<T>(&self, value: T, to: usize, tag: u64) -> Result<()>
     where [T: Send + 'static]

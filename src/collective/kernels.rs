@@ -17,6 +17,7 @@ use crate::{
     driver::{Address, HostKernel, KernelArg, ValueBytes},
     fabric::{
         layout::{DeviceBarrier, MOST},
+        tiling::Tiling,
         types::{DType, ReduceOp},
     },
     kernel::builtin,
@@ -143,14 +144,10 @@ pub(crate) struct Combine<'a> {
 
 impl Combine<'_> {
     pub fn args(&self, software: bool) -> Arguments {
-        let mut args = Arguments::new();
-        args.push(value(self.meet));
-        args.push(value(self.n as u64));
-        args.push(value(code(self.op)));
-        args.push(value(self.sources.len() as u32));
-        args.push(value(self.destinations.len() as u32));
-        args.push(eight_of(self.factors, 0));
-        args.push(eight_of(self.factors, 1));
+        let [sources, destinations] = [self.sources, self.destinations].map(|parts| value(parts.len() as u32));
+        let [low, high] = factors(self.factors);
+        let (meet, n, op) = (value(self.meet), value(self.n as u64), value(code(self.op)));
+        let mut args = Arguments::from_iter([meet, n, op, sources, destinations, low, high]);
         push_parts(&mut args, self.sources, self.destinations, software);
         (2..self.factors.len().div_ceil(8)).for_each(|eight| args.push(eight_of(self.factors, eight)));
         args
@@ -167,13 +164,9 @@ pub(crate) struct Pairs<'a> {
 
 impl Pairs<'_> {
     pub fn args(&self, software: bool) -> Arguments {
-        let mut args = Arguments::new();
-        args.push(value(self.meet));
-        args.push(value(self.pairs.len() as u32));
-        args.push(value(self.blocks_per_pair));
-        let bytes = |k: usize| self.pairs.get(k).map_or(0, |pair| pair.0.bytes as u64);
-        args.push(value::<[u64; 8]>(std::array::from_fn(bytes)));
-        args.push(value::<[u64; 8]>(std::array::from_fn(|k| bytes(8 + k))));
+        let pairs = value(self.pairs.len() as u32);
+        let mut args = Arguments::from_iter([value(self.meet), pairs, value(self.blocks_per_pair)]);
+        args.extend(eights(&std::array::from_fn(|k| self.pairs.get(k).map_or(0, |pair| pair.0.bytes as u64))));
         let (sources, destinations): (SmallVec<[Part; MOST]>, SmallVec<[Part; MOST]>) =
             self.pairs.iter().copied().unzip();
         push_parts(&mut args, &sources, &destinations, software);
@@ -193,6 +186,13 @@ pub(crate) struct Pieces {
     pub returns: u32,
 }
 
+impl Pieces {
+    pub fn of(cut: &Tiling, returns: bool) -> Self {
+        let count = u32::try_from(cut.rounds).expect("they are counted in 32 bits; a terabyte has some millions");
+        Pieces { piece: cut.tile as u64, count, returns: returns.into() }
+    }
+}
+
 /// As `kernels/fold.cuh` counts them.
 pub fn code(op: ReduceOp) -> u32 {
     match op {
@@ -205,13 +205,19 @@ pub fn code(op: ReduceOp) -> u32 {
     }
 }
 
-pub(super) fn value<T: bytemuck::Pod>(x: T) -> KernelArg {
+/// The argument that is this value.
+pub fn value<T: bytemuck::Pod>(x: T) -> KernelArg {
     KernelArg::Value(ValueBytes::new(bytemuck::bytes_of(&x)))
 }
 
 /// The `eight`-th eight of the factors.
-pub(super) fn eight_of(factors: &[f64], eight: usize) -> KernelArg {
+fn eight_of(factors: &[f64], eight: usize) -> KernelArg {
     value::<[f64; 8]>(std::array::from_fn(|k| factors.get(8 * eight + k).copied().unwrap_or(0.0)))
+}
+
+/// The first sixteen.
+pub(super) fn factors(factors: &[f64]) -> [KernelArg; 2] {
+    [0, 1].map(|eight| eight_of(factors, eight))
 }
 
 /// The lower and the upper half of values by rank.

@@ -140,9 +140,7 @@ impl LonePad {
     /// Errors: why this device can have none.
     #[cfg(target_os = "linux")]
     pub fn new(driver: &DriverRef, me: usize, count: usize) -> SetUp<(LonePad, std::os::fd::OwnedFd)> {
-        if driver.watch().is_some() {
-            return Err("a checker watches the device, and knows no flags of kernels".into());
-        }
+        fail_if!(driver.watch().is_some(), "a checker watches the device, and knows no flags of kernels".into());
         let unit = driver.vm_granularity().ok_or("the GPU has no virtual memory management")?;
         let layout = PadLayout::one_trip(count);
         let bytes = layout.bytes(count).next_multiple_of(unit);

@@ -20,27 +20,14 @@ use crate::{
 use std::marker::PhantomData;
 
 collectives! {
-    /// From one member to one other. Messages of one pair arrive in the order in which they were sent.
+    /// From one member to one other. Messages of one pair arrive in the order in which they were sent. The page
+    /// "Collectives" of the guide has an example.
     errors " [`Error::InvalidArgument`] if there is no such member, \
         [`Error::Aborted`], and the driver's errors.";
 
     /// Sends a copy of `src` to member `to`, which fetches it by [`recv`](Self::recv). A member may send to itself.
     /// Asynchronous, and waits for no other member: `src` may be written immediately. The copy takes memory on this
     /// device until it is fetched. A copy that is not fetched goes at the latest when the receiver's next scope begins.
-    example {
-        /// ```
-        /// let pool = gpu_pool::GpuPool::builder().host(3).build()?;
-        /// let found = pool.run(|dev, _| {
-        ///     let (next, previous) = ((dev.rank() + 1) % 3, (dev.rank() + 2) % 3);
-        ///     let (x, mut y) = (dev.upload(&[dev.rank() as u32])?, dev.zeros::<u32>(1)?);
-        ///     dev.send(&x, next)?;
-        ///     dev.recv(&mut y, previous)?;
-        ///     dev.download(&y)
-        /// })?;
-        /// assert_eq!(found, [[2], [0], [1]]);
-        /// # Ok::<(), gpu_pool::Error>(())
-        /// ```
-    }
     fails " `OutOfMemory` for the copy.";
     fn send<S: AsView<Elem: Element>>(&self, src: &S, to: usize) -> Result<()> {
         self.send_view(src.view(), to)
@@ -85,18 +72,6 @@ collectives! {
     /// Fetches the next message of member `from`, of any length: from [`send`](Self::send) or
     /// [`send_owned`](Self::send_owned). The host waits until it was sent, the device until it has arrived. A message
     /// of a device to itself is not copied.
-    example {
-        /// ```
-        /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
-        /// let found = pool.run(|dev, _| {
-        ///     let x = dev.upload(&vec![7u32; 1 + dev.rank()])?;
-        ///     dev.send_owned(x, 1 - dev.rank())?;
-        ///     dev.download(&dev.recv_any::<u32>(1 - dev.rank())?)
-        /// })?;
-        /// assert_eq!(found, [vec![7, 7], vec![7]]);
-        /// # Ok::<(), gpu_pool::Error>(())
-        /// ```
-    }
     fails " [`Error::Timeout`], `OutOfMemory`. [`Error::Mismatch`] if \
         the message has another type, or if its sender's closure has ended without sending it. A mismatch fails the \
         gang.";

@@ -28,34 +28,7 @@ use std::sync::Arc;
 /// gpu_pool::transfer_fields!(Batch { x, rows });
 /// ```
 ///
-/// By hand, for any type:
-///
-/// ```
-/// use gpu_pool::{Device, DeviceBuffer, collective::{Transfer, Pack, Unpack}, Result};
-///
-/// enum Job {
-///     Work(DeviceBuffer<f32>),
-///     Stop,
-/// }
-/// impl Transfer for Job {
-///     fn transfer(self, dev: &Device) -> Result<Self> {
-///         Ok(match self {
-///             Job::Work(x) => Job::Work(x.transfer(dev)?),
-///             Job::Stop => Job::Stop,
-///         })
-///     }
-///     // Without these two it stays inside its process.
-///     fn pack(self, into: &mut Pack) -> Result<()> {
-///         match self {
-///             Job::Work(x) => Some(x).pack(into),
-///             Job::Stop => None::<DeviceBuffer<f32>>.pack(into),
-///         }
-///     }
-///     fn unpack(from: &mut Unpack<'_>) -> Result<Self> {
-///         Ok(Option::unpack(from)?.map_or(Job::Stop, Job::Work))
-///     }
-/// }
-/// ```
+/// The page "Pipelines" of the guide has one by hand, for an enum.
 pub trait Transfer: Send + Sized + 'static {
     /// The value with its memory on `dev`. Memory that is there already stays where it is. Asynchronous: copies run on
     /// the current stream of `dev`, which waits for the work of the device that the memory comes from.
@@ -83,12 +56,6 @@ pub trait Transfer: Send + Sized + 'static {
 }
 
 /// Implements [`Transfer`] for a struct of yours, with all of its fields, in any order.
-///
-/// ```
-/// # use gpu_pool::DeviceBuffer;
-/// struct Batch { x: DeviceBuffer<f32>, rows: usize }
-/// gpu_pool::transfer_fields!(Batch { x, rows });
-/// ```
 #[macro_export]
 macro_rules! transfer_fields {
     ($Type:ident { $($field:ident),+ $(,)? }) => {

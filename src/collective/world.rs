@@ -53,18 +53,7 @@ impl Device {
     /// place, it cannot be known which ones belong together after such a failure. Then they are
     /// [`Error::WorldMismatch`], until two that are the same meet; names do without this.
     ///
-    /// ```
-    /// # use gpu_pool::{GpuPool, ReduceOp};
-    /// let pool = GpuPool::builder().host(2).build()?;
-    /// let found = pool.run(|dev, _| {
-    ///     let world = dev.world()?;
-    ///     let mut x = dev.upload(&[world.rank() as f32])?;
-    ///     world.all_reduce(&mut x, ReduceOp::Sum)?;
-    ///     dev.download(&x)
-    /// })?;
-    /// assert_eq!(found, [[1.0], [1.0]]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
+    /// The page "More than one host" of the guide has an example.
     ///
     /// # Errors
     /// With a cluster: [`Error::InvalidArgument`] in a scope of some devices of the pool only; [`Error::HostLost`],
@@ -138,16 +127,6 @@ fn across(places: &[Place], rank: usize, local: Rc<Membership>) -> Across {
 impl<'d> Group<'d> {
     /// The members with these ranks in this group, which from now on have the ranks 0, 1, .. in this order: as
     /// [`Device::group`], for any group.
-    ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(3).build()?;
-    /// let found = pool.run(|dev, _| match dev.rank() {
-    ///     0 => Ok(vec![]),
-    ///     rank => dev.world()?.group(&[2, 1])?.exchange(rank),
-    /// })?;
-    /// assert_eq!(found, [vec![], vec![2, 1], vec![2, 1]]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when a rank is not in the group, is named twice, or this device is not among them.

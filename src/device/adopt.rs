@@ -20,24 +20,7 @@ impl Device {
     /// over: immediately, or later on this device's thread, at the latest when the pool ends. If work is stuck on the
     /// memory then, it is never dropped.
     ///
-    /// ```
-    /// use gpu_pool::{GpuPool, ReduceOp};
-    /// use std::sync::Arc;
-    ///
-    /// let pool = GpuPool::builder().host(2).build()?;
-    /// let sums = pool.run(|dev, shard| {
-    ///     let tensor: Arc<Vec<f32>> = Arc::new(vec![1.0 + shard.index() as f32; 4]); // of another library
-    ///     let (address, len) = (tensor.as_ptr() as u64, tensor.len());
-    ///     // SAFETY: four live `f32`s, which `tensor` keeps, and which nothing else uses meanwhile.
-    ///     let mut x = unsafe { dev.adopt::<f32>(address, len, tensor.clone())? };
-    ///     dev.all_reduce(&mut x, ReduceOp::Sum)?;
-    ///     drop(x);
-    ///     dev.synchronize()?;                  // wrong without it: the sum may still run
-    ///     Ok(tensor[0])
-    /// })?;
-    /// assert_eq!(sums, [3.0, 3.0]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
+    /// The guide has an example on its page "Memory of other libraries".
     ///
     /// # Streams
     /// What other code has submitted before must be over, or be ordered before: wait for it, or use the buffer first on
@@ -104,17 +87,7 @@ impl Device {
     ///
     /// The end of a scope waits for all work of the stream, also for other code's.
     ///
-    /// ```no_run
-    /// # use gpu_pool::{DeviceBuffer, GpuPool};
-    /// # fn f(raw: u64, x: &mut DeviceBuffer<f32>) -> gpu_pool::Result<()> {
-    /// GpuPool::scope(|dev, _| {
-    ///     // SAFETY: a stream of this GPU's primary context, which lives as long as the program.
-    ///     let stream = unsafe { dev.adopt_stream(raw)? };
-    ///     let mut x = dev.on(&stream).zeros::<f32>(4)?;   // after the other code's work
-    ///     dev.scale(&mut x, 2.0)                          // on the main stream: the library waits by an event
-    /// })?;
-    /// # Ok(()) }
-    /// ```
+    /// The guide has an example on its page "Memory of other libraries".
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] where the driver can tell that it is not a stream of this device and its primary

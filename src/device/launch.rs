@@ -11,20 +11,8 @@ use smallvec::SmallVec;
 impl Device {
     /// Launches a kernel on the current stream. The library orders the accesses that the kernel's signature declares.
     ///
-    /// A tuple takes its parts by value. So a variable that is a `&mut` moves into the tuple:
-    ///
-    /// ```compile_fail,E0382
-    /// # use gpu_pool::*;
-    /// # static MODULE: Module = Module::ptx("");
-    /// # kernel! { static STEP: "step" in MODULE, fn(y: &mut [f32], n: u64); }
-    /// unsafe fn steps(dev: &Device, y: &mut DeviceBuffer<f32>) -> Result<()> {
-    ///     let n = y.len() as u64;
-    ///     unsafe { dev.launch(&STEP, LaunchDims::cover(n as usize), (y, n))? };
-    ///     unsafe { dev.launch(&STEP, LaunchDims::cover(n as usize), (y, n)) } // use of moved value: `y`
-    /// }
-    /// ```
-    ///
-    /// Pass `&mut *y`, which borrows the variable for the call:
+    /// A tuple takes its parts by value. So a variable that is a `&mut` moves into the tuple, and a second launch with
+    /// `y` is a "use of moved value". Pass `&mut *y`, which borrows the variable for the call:
     ///
     /// ```
     /// # use gpu_pool::*;

@@ -97,14 +97,7 @@ impl Device {
     /// the devices. So the call and the kernels could wait for each other for ever (nccl#744). Within `blocking` such
     /// calls and collectives take turns. The crate's own driver calls take turns without it.
     ///
-    /// ```
-    /// # let pool = gpu_pool::GpuPool::builder().host(1).build()?;
-    /// pool.run(|dev, _| {
-    ///     dev.blocking(|| { /* cudarc: ctx.load_module(..), CudaBlas::new(..) */ });
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
+    /// `dev.blocking(|| context.load_module(ptx))`, for example.
     ///
     /// A collective within `f` is [`Error::InvalidArgument`] if its kernels would wait for each other.
     pub fn blocking<R>(&self, f: impl FnOnce() -> R) -> R {

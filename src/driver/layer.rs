@@ -15,112 +15,82 @@ macro_rules! __forward {
         |$layer:ident, $call:ident| $inner:expr;
         $($(#[$attr:meta])* $name:ident($($arg:ident),*) $(=> $around:expr)?;)*
     ) => {
-        $($crate::__forward! { @ $name [$(#[$attr])*] $layer $call ($inner) [$($arg)*] [$($around)?] })*
+        $($crate::__forward! { @ $name $name [$(#[$attr])*] $layer $call ($inner) [$($arg)*] [$($around)?] })*
     };
 
     // The types of the arguments and of the result, as in the trait.
-    (@ info $($r:tt)*) => { $crate::__forward! { safe info [] &DeviceInfo; $($r)* } };
-    (@ as_any $($r:tt)*) => { $crate::__forward! { safe as_any [] &dyn Any; $($r)* } };
-    (@ bind $($r:tt)*) => { $crate::__forward! { safe bind [] DriverResult; $($r)* } };
-    (@ memory_info $($r:tt)*) => { $crate::__forward! { safe memory_info [] DriverResult<(u64, u64)>; $($r)* } };
-    (@ mem_alloc $($r:tt)*) => { $crate::__forward! { safe mem_alloc [usize] DriverResult<Address>; $($r)* } };
-    (@ mem_free $($r:tt)*) => { $crate::__forward! { unsafe mem_free [Address] DriverResult; $($r)* } };
-    (@ host_alloc $($r:tt)*) => { $crate::__forward! { safe host_alloc [usize] DriverResult<*mut u8>; $($r)* } };
-    (@ host_free $($r:tt)*) => { $crate::__forward! { unsafe host_free [*mut u8] DriverResult; $($r)* } };
-    (@ managed_alloc $($r:tt)*) => { $crate::__forward! { safe managed_alloc [usize] DriverResult<*mut u8>; $($r)* } };
-    (@ managed_free $($r:tt)*) => { $crate::__forward! { unsafe managed_free [*mut u8] DriverResult; $($r)* } };
-    (@ adopt $($r:tt)*) => { $crate::__forward! { unsafe adopt [Address, usize] DriverResult<Address>; $($r)* } };
-    (@ disown $($r:tt)*) => { $crate::__forward! { unsafe disown [Address] DriverResult; $($r)* } };
-    (@ vm_granularity $($r:tt)*) => { $crate::__forward! { safe vm_granularity [] Option<usize>; $($r)* } };
-    (@ vm_reserve $($r:tt)*) => { $crate::__forward! { safe vm_reserve [u64] DriverResult<Address>; $($r)* } };
-    (@ vm_release $($r:tt)*) => { $crate::__forward! { unsafe vm_release [Address, u64] DriverResult; $($r)* } };
-    (@ vm_map $($r:tt)*) => { $crate::__forward! { unsafe vm_map [Address, usize] DriverResult; $($r)* } };
-    (@ vm_unmap $($r:tt)*) => { $crate::__forward! { unsafe vm_unmap [Address, usize] DriverResult; $($r)* } };
-    (@ vm_move $($r:tt)*) => { $crate::__forward! { unsafe vm_move [Address, Address, usize] DriverResult; $($r)* } };
-    (@ vm_export $($r:tt)*) => {
-        $crate::__forward! { unsafe vm_export [Address, usize] DriverResult<OwnedFd>; $($r)* }
-    };
-    (@ vm_import $($r:tt)*) => {
-        $crate::__forward! { unsafe vm_import [Address, usize, BorrowedFd<'_>] DriverResult; $($r)* }
-    };
-    (@ stream_create $($r:tt)*) => { $crate::__forward! { safe stream_create [i32] DriverResult<RawStream>; $($r)* } };
-    (@ stream_adopt $($r:tt)*) => { $crate::__forward! { unsafe stream_adopt [RawStream] DriverResult; $($r)* } };
-    (@ stream_destroy $($r:tt)*) => { $crate::__forward! { unsafe stream_destroy [RawStream] DriverResult; $($r)* } };
-    (@ stream_query $($r:tt)*) => { $crate::__forward! { safe stream_query [RawStream] DriverResult<bool>; $($r)* } };
-    (@ stream_wait_idle $($r:tt)*) => {
-        $crate::__forward! { safe stream_wait_idle [RawStream, Duration] DriverResult<bool>; $($r)* }
-    };
-    (@ stream_wait_event $($r:tt)*) => {
-        $crate::__forward! { safe stream_wait_event [RawStream, RawEvent] DriverResult; $($r)* }
-    };
-    (@ event_create $($r:tt)*) => { $crate::__forward! { safe event_create [bool] DriverResult<RawEvent>; $($r)* } };
-    (@ event_destroy $($r:tt)*) => { $crate::__forward! { unsafe event_destroy [RawEvent] DriverResult; $($r)* } };
-    (@ event_record $($r:tt)*) => {
-        $crate::__forward! { safe event_record [RawEvent, RawStream] DriverResult; $($r)* }
-    };
-    (@ event_query $($r:tt)*) => { $crate::__forward! { safe event_query [RawEvent] DriverResult<bool>; $($r)* } };
-    (@ event_wait $($r:tt)*) => {
-        $crate::__forward! { safe event_wait [RawEvent, Duration] DriverResult<bool>; $($r)* }
-    };
-    (@ event_elapsed $($r:tt)*) => {
-        $crate::__forward! { safe event_elapsed [RawEvent, RawEvent] DriverResult<Duration>; $($r)* }
-    };
+    (@ info $($r:tt)*) => { $crate::__forward! { safe [] &DeviceInfo; $($r)* } };
+    (@ as_any $($r:tt)*) => { $crate::__forward! { safe [] &dyn Any; $($r)* } };
+    (@ bind $($r:tt)*) => { $crate::__forward! { safe [] DriverResult; $($r)* } };
+    (@ memory_info $($r:tt)*) => { $crate::__forward! { safe [] DriverResult<(u64, u64)>; $($r)* } };
+    (@ mem_alloc $($r:tt)*) => { $crate::__forward! { safe [usize] DriverResult<Address>; $($r)* } };
+    (@ mem_free $($r:tt)*) => { $crate::__forward! { unsafe [Address] DriverResult; $($r)* } };
+    (@ host_alloc $($r:tt)*) => { $crate::__forward! { safe [usize] DriverResult<*mut u8>; $($r)* } };
+    (@ host_free $($r:tt)*) => { $crate::__forward! { unsafe [*mut u8] DriverResult; $($r)* } };
+    (@ managed_alloc $($r:tt)*) => { $crate::__forward! { safe [usize] DriverResult<*mut u8>; $($r)* } };
+    (@ managed_free $($r:tt)*) => { $crate::__forward! { unsafe [*mut u8] DriverResult; $($r)* } };
+    (@ adopt $($r:tt)*) => { $crate::__forward! { unsafe [Address, usize] DriverResult<Address>; $($r)* } };
+    (@ disown $($r:tt)*) => { $crate::__forward! { unsafe [Address] DriverResult; $($r)* } };
+    (@ vm_granularity $($r:tt)*) => { $crate::__forward! { safe [] Option<usize>; $($r)* } };
+    (@ vm_reserve $($r:tt)*) => { $crate::__forward! { safe [u64] DriverResult<Address>; $($r)* } };
+    (@ vm_release $($r:tt)*) => { $crate::__forward! { unsafe [Address, u64] DriverResult; $($r)* } };
+    (@ vm_map $($r:tt)*) => { $crate::__forward! { unsafe [Address, usize] DriverResult; $($r)* } };
+    (@ vm_unmap $($r:tt)*) => { $crate::__forward! { unsafe [Address, usize] DriverResult; $($r)* } };
+    (@ vm_move $($r:tt)*) => { $crate::__forward! { unsafe [Address, Address, usize] DriverResult; $($r)* } };
+    (@ vm_export $($r:tt)*) => { $crate::__forward! { unsafe [Address, usize] DriverResult<OwnedFd>; $($r)* } };
+    (@ vm_import $($r:tt)*) => { $crate::__forward! { unsafe [Address, usize, BorrowedFd<'_>] DriverResult; $($r)* } };
+    (@ stream_create $($r:tt)*) => { $crate::__forward! { safe [i32] DriverResult<RawStream>; $($r)* } };
+    (@ stream_adopt $($r:tt)*) => { $crate::__forward! { unsafe [RawStream] DriverResult; $($r)* } };
+    (@ stream_destroy $($r:tt)*) => { $crate::__forward! { unsafe [RawStream] DriverResult; $($r)* } };
+    (@ stream_query $($r:tt)*) => { $crate::__forward! { safe [RawStream] DriverResult<bool>; $($r)* } };
+    (@ stream_wait_idle $($r:tt)*) => { $crate::__forward! { safe [RawStream, Duration] DriverResult<bool>; $($r)* } };
+    (@ stream_wait_event $($r:tt)*) => { $crate::__forward! { safe [RawStream, RawEvent] DriverResult; $($r)* } };
+    (@ event_create $($r:tt)*) => { $crate::__forward! { safe [bool] DriverResult<RawEvent>; $($r)* } };
+    (@ event_destroy $($r:tt)*) => { $crate::__forward! { unsafe [RawEvent] DriverResult; $($r)* } };
+    (@ event_record $($r:tt)*) => { $crate::__forward! { safe [RawEvent, RawStream] DriverResult; $($r)* } };
+    (@ event_query $($r:tt)*) => { $crate::__forward! { safe [RawEvent] DriverResult<bool>; $($r)* } };
+    (@ event_wait $($r:tt)*) => { $crate::__forward! { safe [RawEvent, Duration] DriverResult<bool>; $($r)* } };
+    (@ event_elapsed $($r:tt)*) => { $crate::__forward! { safe [RawEvent, RawEvent] DriverResult<Duration>; $($r)* } };
     (@ copy_to_device $($r:tt)*) => {
-        $crate::__forward! { unsafe copy_to_device [Address, *const u8, usize, RawStream] DriverResult; $($r)* }
+        $crate::__forward! { unsafe [Address, *const u8, usize, RawStream] DriverResult; $($r)* }
     };
     (@ copy_to_host $($r:tt)*) => {
-        $crate::__forward! { unsafe copy_to_host [*mut u8, Address, usize, RawStream] DriverResult; $($r)* }
+        $crate::__forward! { unsafe [*mut u8, Address, usize, RawStream] DriverResult; $($r)* }
     };
     (@ copy_within $($r:tt)*) => {
-        $crate::__forward! { unsafe copy_within [Address, Address, usize, RawStream] DriverResult; $($r)* }
+        $crate::__forward! { unsafe [Address, Address, usize, RawStream] DriverResult; $($r)* }
     };
     (@ copy_peer $($r:tt)*) => {
         $crate::__forward! {
-            unsafe copy_peer [Address, &dyn Driver, Address, &dyn Driver, usize, RawStream] DriverResult; $($r)*
+            unsafe [Address, &dyn Driver, Address, &dyn Driver, usize, RawStream] DriverResult; $($r)*
         }
     };
-    (@ fill_u8 $($r:tt)*) => {
-        $crate::__forward! { unsafe fill_u8 [Address, u8, usize, RawStream] DriverResult; $($r)* }
-    };
-    (@ fill_u32 $($r:tt)*) => {
-        $crate::__forward! { unsafe fill_u32 [Address, u32, usize, RawStream] DriverResult; $($r)* }
-    };
-    (@ can_access_peer $($r:tt)*) => {
-        $crate::__forward! { safe can_access_peer [&dyn Driver] DriverResult<bool>; $($r)* }
-    };
-    (@ enable_peer $($r:tt)*) => { $crate::__forward! { safe enable_peer [&dyn Driver] DriverResult; $($r)* } };
-    (@ disable_peer $($r:tt)*) => { $crate::__forward! { safe disable_peer [&dyn Driver] DriverResult; $($r)* } };
-    (@ module_load $($r:tt)*) => {
-        $crate::__forward! { safe module_load [&ModuleImage] DriverResult<RawModule>; $($r)* }
-    };
-    (@ module_unload $($r:tt)*) => { $crate::__forward! { unsafe module_unload [RawModule] DriverResult; $($r)* } };
-    (@ function $($r:tt)*) => {
-        $crate::__forward! { safe function [RawModule, &str] DriverResult<RawFunction>; $($r)* }
-    };
-    (@ launch $($r:tt)*) => { $crate::__forward! { unsafe launch [&Launch<'_>, RawStream] DriverResult; $($r)* } };
+    (@ fill_u8 $($r:tt)*) => { $crate::__forward! { unsafe [Address, u8, usize, RawStream] DriverResult; $($r)* } };
+    (@ fill_u32 $($r:tt)*) => { $crate::__forward! { unsafe [Address, u32, usize, RawStream] DriverResult; $($r)* } };
+    (@ can_access_peer $($r:tt)*) => { $crate::__forward! { safe [&dyn Driver] DriverResult<bool>; $($r)* } };
+    (@ enable_peer $($r:tt)*) => { $crate::__forward! { safe [&dyn Driver] DriverResult; $($r)* } };
+    (@ disable_peer $($r:tt)*) => { $crate::__forward! { safe [&dyn Driver] DriverResult; $($r)* } };
+    (@ module_load $($r:tt)*) => { $crate::__forward! { safe [&ModuleImage] DriverResult<RawModule>; $($r)* } };
+    (@ module_unload $($r:tt)*) => { $crate::__forward! { unsafe [RawModule] DriverResult; $($r)* } };
+    (@ function $($r:tt)*) => { $crate::__forward! { safe [RawModule, &str] DriverResult<RawFunction>; $($r)* } };
+    (@ launch $($r:tt)*) => { $crate::__forward! { unsafe [&Launch<'_>, RawStream] DriverResult; $($r)* } };
     (@ launch_host $($r:tt)*) => {
-        $crate::__forward! { safe launch_host [RawStream, Box<dyn FnOnce() + Send>] DriverResult; $($r)* }
+        $crate::__forward! { safe [RawStream, Box<dyn FnOnce() + Send>] DriverResult; $($r)* }
     };
     (@ gemm $($r:tt)*) => {
-        $crate::__if_blas! { $crate::__forward! { unsafe gemm [&Gemm, RawStream] DriverResult; $($r)* } }
+        $crate::__if_blas! { $crate::__forward! { unsafe [&Gemm, RawStream] DriverResult; $($r)* } }
     };
-    (@ capture_begin $($r:tt)*) => { $crate::__forward! { safe capture_begin [RawStream] DriverResult; $($r)* } };
-    (@ capture_end $($r:tt)*) => { $crate::__forward! { safe capture_end [RawStream] DriverResult<RawGraph>; $($r)* } };
-    (@ graph_launch $($r:tt)*) => {
-        $crate::__forward! { unsafe graph_launch [RawGraph, RawStream] DriverResult; $($r)* }
-    };
-    (@ graph_destroy $($r:tt)*) => { $crate::__forward! { unsafe graph_destroy [RawGraph] DriverResult; $($r)* } };
-    (@ write_value $($r:tt)*) => {
-        $crate::__forward! { unsafe write_value [Address, u64, RawStream] DriverResult; $($r)* }
-    };
-    (@ wait_value $($r:tt)*) => {
-        $crate::__forward! { unsafe wait_value [Address, u64, RawStream] DriverResult; $($r)* }
-    };
-    (@ poll_value $($r:tt)*) => { $crate::__forward! { unsafe poll_value [Address] u64; $($r)* } };
+    (@ capture_begin $($r:tt)*) => { $crate::__forward! { safe [RawStream] DriverResult; $($r)* } };
+    (@ capture_end $($r:tt)*) => { $crate::__forward! { safe [RawStream] DriverResult<RawGraph>; $($r)* } };
+    (@ graph_launch $($r:tt)*) => { $crate::__forward! { unsafe [RawGraph, RawStream] DriverResult; $($r)* } };
+    (@ graph_destroy $($r:tt)*) => { $crate::__forward! { unsafe [RawGraph] DriverResult; $($r)* } };
+    (@ write_value $($r:tt)*) => { $crate::__forward! { unsafe [Address, u64, RawStream] DriverResult; $($r)* } };
+    (@ wait_value $($r:tt)*) => { $crate::__forward! { unsafe [Address, u64, RawStream] DriverResult; $($r)* } };
+    (@ poll_value $($r:tt)*) => { $crate::__forward! { unsafe [Address] u64; $($r)* } };
 
     (
-        safe $name:ident [$($type:ty),*] $result:ty;
-        [$($attr:tt)*] $layer:ident $call:ident ($inner:expr) [$($arg:ident)*] [$($around:expr)?]
+        safe [$($type:ty),*] $result:ty;
+        $name:ident [$($attr:tt)*] $layer:ident $call:ident ($inner:expr) [$($arg:ident)*] [$($around:expr)?]
     ) => {
         $($attr)*
         fn $name(&self, $($arg: $type),*) -> $result {
@@ -131,8 +101,8 @@ macro_rules! __forward {
         }
     };
     (
-        unsafe $name:ident [$($type:ty),*] $result:ty;
-        [$($attr:tt)*] $layer:ident $call:ident ($inner:expr) [$($arg:ident)*] [$($around:expr)?]
+        unsafe [$($type:ty),*] $result:ty;
+        $name:ident [$($attr:tt)*] $layer:ident $call:ident ($inner:expr) [$($arg:ident)*] [$($around:expr)?]
     ) => {
         $($attr)*
         unsafe fn $name(&self, $($arg: $type),*) -> $result {

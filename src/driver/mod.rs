@@ -34,6 +34,7 @@
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
+pub(crate) mod fault;
 pub(crate) mod gate;
 #[cfg(feature = "blas")]
 mod gemm;
@@ -59,7 +60,8 @@ use std::{any::Any, sync::Arc, time::Duration};
 /// # Safety
 /// Methods that take addresses or host pointers are `unsafe`. The caller guarantees that each range is live memory that
 /// the device may access, that it stays live until the operation has completed, and that streams and events order
-/// conflicting operations.
+/// conflicting operations. (For a graph that holds for every operation in it.) A method's own section adds to that.
+#[allow(clippy::missing_safety_doc, reason = "the section above is that of each method without one")]
 pub trait Driver: Any + Send + Sync {
     /// The device's properties.
     fn info(&self) -> &DeviceInfo;
@@ -232,21 +234,12 @@ pub trait Driver: Any + Send + Sync {
     fn event_elapsed(&self, start: RawEvent, end: RawEvent) -> DriverResult<Duration>;
 
     /// Asynchronous copy from page-locked host memory.
-    ///
-    /// # Safety
-    /// See the trait; `src` is page-locked host memory.
     unsafe fn copy_to_device(&self, dst: Address, src: *const u8, bytes: usize, stream: RawStream) -> DriverResult;
 
     /// Asynchronous copy to page-locked host memory.
-    ///
-    /// # Safety
-    /// See the trait; `dst` is page-locked host memory.
     unsafe fn copy_to_host(&self, dst: *mut u8, src: Address, bytes: usize, stream: RawStream) -> DriverResult;
 
     /// Asynchronous copy within this device, or between managed memory and it. Ranges do not overlap.
-    ///
-    /// # Safety
-    /// See the trait.
     unsafe fn copy_within(&self, dst: Address, src: Address, bytes: usize, stream: RawStream) -> DriverResult;
 
     /// Asynchronous copy between devices by the copy engines, on a stream of this device. This device owns `dst` or
@@ -254,7 +247,7 @@ pub trait Driver: Any + Send + Sync {
     /// [`FaultKind::PeerDenied`]; it never goes through the host silently.
     ///
     /// # Safety
-    /// See the trait; `dst` is memory of `dst_device`, `src` of `src_device`, drivers of the same backend.
+    /// Also: `dst` is memory of `dst_device`, `src` of `src_device`, drivers of the same backend.
     unsafe fn copy_peer(
         &self,
         dst: Address,
@@ -266,15 +259,9 @@ pub trait Driver: Any + Send + Sync {
     ) -> DriverResult;
 
     /// Sets every byte.
-    ///
-    /// # Safety
-    /// See the trait.
     unsafe fn fill_u8(&self, dst: Address, value: u8, bytes: usize, stream: RawStream) -> DriverResult;
 
     /// Sets `count` 4-byte words; `dst` is 4-byte aligned.
-    ///
-    /// # Safety
-    /// See the trait.
     unsafe fn fill_u32(&self, dst: Address, value: u32, count: usize, stream: RawStream) -> DriverResult;
 
     /// Whether the hardware can give this device access to `peer`'s memory. The right has a direction. Pools rely on
@@ -301,7 +288,7 @@ pub trait Driver: Any + Send + Sync {
     /// Launches a kernel.
     ///
     /// # Safety
-    /// See the trait; the arguments fit the kernel. If [`Launch::early`] is set, the kernel waits as that field
+    /// Also: the arguments fit the kernel. If [`Launch::early`] is set, the kernel waits as that field
     /// demands.
     unsafe fn launch(&self, launch: &Launch<'_>, stream: RawStream) -> DriverResult;
 
@@ -310,9 +297,6 @@ pub trait Driver: Any + Send + Sync {
     fn launch_host(&self, stream: RawStream, f: Box<dyn FnOnce() + Send>) -> DriverResult;
 
     /// A batch of matrix products in stream order.
-    ///
-    /// # Safety
-    /// See the trait.
     #[cfg(feature = "blas")]
     unsafe fn gemm(&self, gemm: &Gemm, stream: RawStream) -> DriverResult;
 
@@ -323,9 +307,6 @@ pub trait Driver: Any + Send + Sync {
     fn capture_end(&self, stream: RawStream) -> DriverResult<RawGraph>;
 
     /// Submits all operations of a graph to `stream` in one call.
-    ///
-    /// # Safety
-    /// See the trait, for every operation of the graph.
     unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> DriverResult;
 
     /// Destroys a graph.
@@ -338,7 +319,7 @@ pub trait Driver: Any + Send + Sync {
     /// [`DeviceInfo::stream_values`] is false.
     ///
     /// # Safety
-    /// See the trait; `address` is 8-byte aligned.
+    /// Also: `address` is 8-byte aligned.
     unsafe fn write_value(&self, address: Address, value: u64, stream: RawStream) -> DriverResult;
 
     /// The stream waits until the 8-byte word is at least `value` (compared cyclically, as CUDA does).

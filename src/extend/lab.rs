@@ -53,7 +53,7 @@ pub fn report(
 /// For benches: the time of so many calls in a flight recorder, with their submissions and ends, and nothing else.
 #[track_caller]
 pub fn time_recorder(calls: u64) -> Duration {
-    let ((log, _), site) = (calls::new(calls::USUAL, None), Location::caller());
+    let ((log, _), site) = (calls::new(None), Location::caller());
     let start = Instant::now();
     (0..calls).for_each(|number| log.begin(Kind::Call, "bench", site, 1).submitted(number, 64));
     start.elapsed()

@@ -33,34 +33,7 @@ impl<'a, T: Gradient> Exchanged<'a, T> {
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when there is no such gradient.
     ///
-    /// Clipping, without a copy and without a wait of the host:
-    ///
-    /// ```
-    /// use gpu_pool::{GpuPool, gradients::GradientExchange, LaunchDims, Module, kernel};
-    /// # static MODULE: Module = Module::ptx("");
-    /// kernel! {
-    ///     static UPDATE: "clipped_sgd" in MODULE,
-    ///     fn(w: &mut [f32], g: &[f32], norm: &[f32], n: u64, rate: f32, max: f32) |_| {
-    ///         let factor = rate * (max / norm[0]).min(1.0);
-    ///         w.iter_mut().zip(g).for_each(|(w, g)| *w -= factor * g);
-    ///     }
-    /// }
-    ///
-    /// let pool = GpuPool::builder().host(2).module(&MODULE).build()?;
-    /// let found = pool.run(|dev, _| {
-    ///     let mut gradients = GradientExchange::builder().norm(true).build(dev, &[4])?;
-    ///     let mut w = dev.zeros::<f32>(4)?;
-    ///     dev.fill(&mut gradients.grad_mut(0)?, 10.0)?;
-    ///     gradients.ready(dev, 0)?;
-    ///     let step = gradients.finish(dev)?;
-    ///     let (g, norm) = (step.grad(0)?, step.norm().expect("asked for"));
-    ///     // SAFETY: the kernel reads one number of `norm` and writes within `w`.
-    ///     unsafe { dev.launch(&UPDATE, LaunchDims::cover(4), (&mut w, &g, &norm, 4u64, 1.0f32, 1.0f32))? };
-    ///     dev.download(&w)
-    /// })?;
-    /// assert_eq!(found, [[-0.5; 4]; 2]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
+    /// The page "Gradients" of the guide clips with it, without a wait of the host.
     #[track_caller]
     pub fn grad(&self, gradient: usize) -> Result<DeviceView<'a, T>> {
         self.exchange.grad(gradient)

@@ -40,6 +40,10 @@ fn between<G: Gradient, W: Element>() -> Result<Between> {
     }
 }
 
+fn whole<T: DeviceCopy>(view: &DeviceView<'_, T>, write: bool) -> KernelArg {
+    slice(view.address(), size_of::<T>() * view.len(), write)
+}
+
 type Touched<'a> = SmallVec<[Touch<'a>; 8]>;
 
 fn pack_args<G: DeviceCopy, W: DeviceCopy>(
@@ -47,10 +51,7 @@ fn pack_args<G: DeviceCopy, W: DeviceCopy>(
     factor: KernelArg,
     wire: &DeviceView<'_, W>,
 ) -> Arguments {
-    let mut args = Arguments::new();
-    args.push(slice(wire.address(), size_of::<W>() * wire.len(), true));
-    args.push(value(segments.len() as u32));
-    args.push(factor);
+    let mut args = Arguments::from_iter([whole(wire, true), value(segments.len() as u32), factor]);
     push_table(&mut args, segments, false);
     args
 }
@@ -61,25 +62,15 @@ fn unpack_args<G: DeviceCopy, W: DeviceCopy>(
     segments: &[Segment<'_, G>],
     partial: Option<&DeviceView<'_, f64>>,
 ) -> Arguments {
-    let mut args = Arguments::new();
-    args.push(slice(wire.address(), size_of::<W>() * wire.len(), false));
-    args.push(match partial {
-        Some(partial) => slice(partial.address(), size_of::<f64>() * partial.len(), true),
-        None => value(0u64),
-    });
-    args.push(value(first as u64));
-    args.push(value(n as u64));
-    args.push(value(segments.len() as u32));
+    let partial = partial.map_or(value(0u64), |partial| whole(partial, true));
+    let [first, n] = [first, n].map(|number| value(number as u64));
+    let mut args = Arguments::from_iter([whole(wire, false), partial, first, n, value(segments.len() as u32)]);
     push_table(&mut args, segments, true);
     args
 }
 
 fn norm_args<A: DeviceCopy>(partial: &DeviceView<'_, f64>, out: &DeviceView<'_, A>) -> Arguments {
-    let mut args = Arguments::new();
-    args.push(slice(partial.address(), size_of::<f64>() * partial.len(), false));
-    args.push(slice(out.address(), size_of::<A>(), true));
-    args.push(value(partial.len() as u32));
-    args
+    [whole(partial, false), whole(out, true), value(partial.len() as u32)].into_iter().collect()
 }
 
 /// Packs segments into the wire, times `factor`. There is at least one; they rise, and none is empty.

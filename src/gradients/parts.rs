@@ -18,23 +18,6 @@ impl<T: Gradient> GradientExchange<T> {
     /// zeros to a multiple of 16 bytes. After [`finish`](Self::finish) they are the results; in buckets that are
     /// [scattered](super::GradientExchangeBuilder::scatter) only [`part`](Self::part) of it is.
     ///
-    /// ```
-    /// # use gpu_pool::{GpuPool, gradients::GradientExchange};
-    /// let pool = GpuPool::builder().host(2).build()?;
-    /// let sums = pool.run(|dev, _| {
-    ///     let mut gradients = GradientExchange::builder().ready_order(false).build(dev, &[3, 1])?;
-    ///     for i in [1, 0] {
-    ///         dev.fill(&mut gradients.grad_mut(i)?, 2.0)?;
-    ///         gradients.ready(dev, i)?;
-    ///     }
-    ///     gradients.finish(dev)?;
-    ///     assert_eq!(gradients.bucket(0), [1, 0]);
-    ///     dev.download(&gradients.grads_in_bucket(0)?)
-    /// })?;
-    /// assert_eq!(sums, [[2.0, 0.0, 0.0, 0.0, 2.0, 2.0, 2.0, 0.0]; 2]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`Error::InvalidArgument`] when there is no such bucket, it is being exchanged, or one of its gradients is in
     /// memory that was [lent](Self::lend).

@@ -89,20 +89,6 @@ impl<T: Gradient> GradientExchange<T> {
     /// other data of a model, such as running means, at any time, and for every type that collectives know, not only
     /// those of gradients. (DDP does this when it is made, and with `broadcast_buffers` in each step.)
     ///
-    /// ```
-    /// # use gpu_pool::{GpuPool, gradients::GradientExchange};
-    /// let pool = GpuPool::builder().host(3).build()?;
-    /// let found = pool.run(|dev, shard| {
-    ///     let gradients = GradientExchange::builder().build(dev, &[2, 1])?;
-    ///     let mut weights = [dev.upload(&[shard.index() as f32; 2])?, dev.upload(&[7.0])?];
-    ///     gradients.broadcast_parameters(dev, &mut weights, 1)?;
-    ///     gradients.verify_parameters(dev, &weights)?;
-    ///     dev.download(&weights[0])
-    /// })?;
-    /// assert_eq!(found, [[1.0; 2]; 3]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
     /// [`Mismatch`](crate::Error::Mismatch) on all members, before anything was written, if they differ in the number
     /// of parameters, their lengths or their type; `InvalidArgument` for a root that is no member, in a capture, and in
     /// a gang without one of the members; else the errors of [`Device::broadcast`].

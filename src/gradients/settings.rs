@@ -90,20 +90,7 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
 
     /// The same settings for gradients of another type than `f32`.
     ///
-    /// ```
-    /// # use gpu_pool::{GpuPool, gradients::GradientExchange};
-    /// let pool = GpuPool::builder().host(2).build()?;
-    /// let norms = pool.run(|dev, _| {
-    ///     let mut gradients = GradientExchange::builder().of::<f64>().norm(true).build(dev, &[3])?;
-    ///     dev.fill(&mut gradients.grad_mut(0)?, 1e100)?;
-    ///     gradients.ready(dev, 0)?;
-    ///     let step = gradients.finish(dev)?;
-    ///     let norm: Vec<f64> = dev.download(&step.norm().expect("asked for"))?;
-    ///     Ok(norm[0])
-    /// })?;
-    /// assert!((norms[0] / 1e100 - 3f64.sqrt()).abs() < 1e-15);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
+    /// `GradientExchange::builder().of::<f64>()`, for example.
     pub fn of<U: Gradient>(self) -> GradientExchangeBuilder<U> {
         GradientExchangeBuilder(self.0, PhantomData)
     }
@@ -181,23 +168,7 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
     }
 
     /// [`build`](Self::build) for a group: only its members meet, and averages are over the group. In later scopes the
-    /// exchange works in any gang that contains the members.
-    ///
-    /// ```
-    /// # use gpu_pool::{GpuPool, gradients::GradientExchange};
-    /// let pool = GpuPool::builder().host(4).build()?;
-    /// let found = pool.run(|dev, shard| {
-    ///     // Two models, each on two devices.
-    ///     let group = dev.group(&[shard.index() % 2, shard.index() % 2 + 2])?;
-    ///     let mut gradients = GradientExchange::builder().build_in(&group, &[2])?;
-    ///     dev.fill(&mut gradients.grad_mut(0)?, shard.index() as f32)?;
-    ///     gradients.ready(dev, 0)?;
-    ///     gradients.finish(dev)?;
-    ///     dev.download(&gradients.grad(0)?)
-    /// })?;
-    /// assert_eq!(found, [[1.0; 2], [2.0; 2], [1.0; 2], [2.0; 2]]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
+    /// exchange works in any gang that contains the members. The page "Gradients" of the guide has an example.
     ///
     /// # Errors
     /// As of [`build`](Self::build).

@@ -91,21 +91,7 @@ impl Jobs {
     /// Runs `f`, which gives out jobs that may borrow from the caller. Returns when all of them are over, also if `f`
     /// panics.
     ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
-    /// let jobs = pool.jobs().build()?;
-    /// let (x, mut sums) = ([1.0f32, 2.0, 3.0, 4.0], [vec![], vec![]]);
-    /// jobs.scope(|s| {
-    ///     for (half, sum) in x.chunks(2).zip(&mut sums) {
-    ///         s.submit(move |dev| {
-    ///             *sum = dev.download(&dev.sum(&dev.upload(half)?)?)?;
-    ///             Ok(())
-    ///         });
-    ///     }
-    /// })?;
-    /// assert_eq!(sums, [[3.0], [7.0]]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
+    /// The page "Jobs" of the guide has an example.
     ///
     /// # Errors
     /// The first error of a job whose handle was dropped; of these, as those of [`submit`](Self::submit) and

@@ -461,12 +461,7 @@ impl Core {
         state.meter.failed += hopeless.len() as u64;
         let posts = self.start(&mut state);
         drop(state);
-        event!(
-            warn,
-            "device_lost",
-            device,
-            "a device of a queue of jobs is lost: its jobs that have not begun go elsewhere"
-        );
+        event!(warn, "device_lost", device, "a device of a job queue is lost: jobs that have not begun go elsewhere");
         hopeless.into_iter().for_each(|job| job.fail(&loss));
         self.post(posts);
     }

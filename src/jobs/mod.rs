@@ -240,16 +240,7 @@ impl Jobs {
 
     /// Runs `f` for each item, and returns the results in the order of the items. Some jobs are ahead of the result
     /// that is asked for, at most twice as many as can be in flight; the iterator is asked for items only then.
-    /// Dropped, it cancels jobs that have not begun.
-    ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
-    /// let jobs = pool.jobs().build()?;
-    /// for (i, sum) in jobs.map(0..20u32, |dev, i| dev.download(&dev.upload(&[i])?)).enumerate() {
-    ///     assert_eq!(sum?, [i as u32]);
-    /// }
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
+    /// Dropped, it cancels jobs that have not begun. `for sum in jobs.map(batches, |dev, batch| ..)`, for example.
     #[track_caller]
     pub fn map<I, F, T>(&self, items: I, f: F) -> JobMap<I::IntoIter, F, T>
     where

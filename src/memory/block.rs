@@ -193,13 +193,8 @@ pub(super) fn release_bytes(region: &Region, history: &History, range: Range<Add
     if history.all_completed() || handle.injected(FailPoint::ChunkReleasedEarly) {
         region.remember(handle.release());
     } else {
-        event!(
-            warn,
-            "memory_leaked",
-            device = handle.device,
-            bytes = range.end - range.start,
-            "memory still in use was leaked"
-        );
+        let bytes = range.end - range.start;
+        event!(warn, "memory_leaked", device = handle.device, bytes, "memory still in use was leaked");
         region.leak(&range);
     }
 }
@@ -327,13 +322,8 @@ impl<'g> InGang<'g> {
         drop(self);
         for block in PARKED.take() {
             if stuck {
-                event!(
-                    warn,
-                    "memory_leaked",
-                    device = block.handle.device,
-                    bytes = block.bytes,
-                    "memory of a stuck gang was leaked"
-                );
+                let (device, bytes) = (block.handle.device, block.bytes);
+                event!(warn, "memory_leaked", device, bytes, "memory of a stuck gang was leaked");
                 block.abandon();
             }
             return_to_owner(block);

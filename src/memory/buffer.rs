@@ -38,16 +38,6 @@ impl<T: DeviceCopy> DeviceBuffer<T> {
         DeviceBuffer { block, len, of: PhantomData }
     }
 
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether it has no elements.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// Ordinal, in the pool, of the device that the memory belongs to.
     pub fn device(&self) -> usize {
         self.block.handle.device
@@ -73,14 +63,7 @@ impl<T: DeviceCopy> DeviceBuffer<T> {
     /// # Panics
     /// When the range is out of bounds.
     ///
-    /// Two exclusive parts do not compile unless they come from [`split_at_mut`](Self::split_at_mut):
-    /// ```compile_fail,E0499
-    /// # fn f(mut x: gpu_pool::DeviceBuffer<f32>) {
-    /// let a = x.slice_mut(0..10);
-    /// let b = x.slice_mut(5..15); // second mutable borrow
-    /// drop((a, b));
-    /// # }
-    /// ```
+    /// Two exclusive parts do not compile unless they come from [`split_at_mut`](Self::split_at_mut).
     #[track_caller]
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> DeviceViewMut<'_, T> {
         self.view_mut().slice_mut(range)
@@ -112,9 +95,4 @@ impl<T: DeviceCopy> AsViewMut for DeviceBuffer<T> {
     fn view_mut(&mut self) -> DeviceViewMut<'_, T> {
         DeviceViewMut { block: &self.block, address: self.block.address, len: self.len, of: PhantomData }
     }
-}
-
-debug_as! {
-    DeviceBuffer<T> [T: DeviceCopy], |self|
-    "DeviceBuffer<{}>[{}] on device {}", std::any::type_name::<T>(), self.len, self.device()
 }

@@ -2,12 +2,9 @@
 //!
 //! The device's thread writes a record when a call, a wait or a scope's closure begins ([`CallLog::begin`]), fills in
 //! what becomes known later, and ends the record ([`Entry`]). Any thread reads ([`Calls::read`]): for errors that name
-//! the last calls, for flight records, and for the timeline, which comes again and again and reads on from the number
-//! at which it has stopped. A record has a number: 0, 1, .. A gap in the numbers: these records were overwritten.
+//! the last calls, and for flight records. A record has a number: 0, 1, ..
 //!
-//! The ring has 1,024 records, or more if the pool is built for a trace. Only then all ends have times: the clock is
-//! half of what a record costs. Without a trace, the ends of waits, closures and collectives have times. In a ring that
-//! has overwritten a record before its end, a record of [`Kind::End`] says when it ended.
+//! The clock is half of what a record costs, so only the ends of waits, closures and collectives have times.
 //!
 //! A record is eight words, a cache line:
 //!
@@ -54,8 +51,8 @@ const ALGORITHM: u32 = 24;
 /// In word 7: it has ended, at a time that is not known.
 const ENDED: u64 = 1;
 
-/// The records of a device without a trace.
-pub(crate) const USUAL: usize = 1024;
+/// The records that a device keeps.
+const RECORDS: usize = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -65,11 +62,9 @@ pub(crate) enum Kind {
     Call,
     /// The thread waits: for another device, or for its own streams.
     Wait,
-    /// The end of the record whose number is in `bytes`. Its place was taken before it ended.
-    End,
 }
 
-const KINDS: [Kind; 4] = [Kind::Scope, Kind::Call, Kind::Wait, Kind::End];
+const KINDS: [Kind; 3] = [Kind::Scope, Kind::Call, Kind::Wait];
 
 /// The device thread's side. There is one per [`Calls`], and it stays on its thread, so there is one writer.
 pub(crate) struct CallLog {
@@ -97,8 +92,6 @@ struct Open {
 pub(crate) struct Calls {
     history: History<8>,
     in_virtual_time: bool,
-    /// Whether all ends have times.
-    timed: bool,
 }
 
 /// A record, as a reader gets it.
@@ -130,10 +123,10 @@ pub(crate) enum End {
     At(Duration),
 }
 
-/// The log of a new thread, with so many records. `virtual_time`: the driver, if its time is virtual.
-pub(crate) fn new(records: usize, virtual_time: Option<DriverRef>) -> (Rc<CallLog>, Arc<Calls>) {
+/// The log of a new thread. `virtual_time`: the driver, if its time is virtual.
+pub(crate) fn new(virtual_time: Option<DriverRef>) -> (Rc<CallLog>, Arc<Calls>) {
     let in_virtual_time = virtual_time.is_some();
-    let calls = Arc::new(Calls { history: History::new(records), in_virtual_time, timed: records > USUAL });
+    let calls = Arc::new(Calls { history: History::new(RECORDS), in_virtual_time });
     let open = Cell::new(Open { number: 0, what: u64::MAX, timed: false, is_collective: false });
     let log = CallLog { calls: calls.clone(), virtual_time, open, last: Cell::new(0), stays: PhantomData };
     (Rc::new(log), calls)
@@ -211,10 +204,9 @@ impl CallLog {
     #[inline]
     fn push(&self, how: u64, what: u64, stream: u64) -> Entry<'_> {
         self.last.set(what);
-        let begin = self.now();
-        let number = self.calls.history.push([what, 0, 0, how, stream, 0, begin, 0]);
-        let open = Open { number, what, timed: self.calls.timed || how != Kind::Call as u64, is_collective: false };
-        Entry { log: self, number, what, begin, outer: self.open.replace(open) }
+        let number = self.calls.history.push([what, 0, 0, how, stream, 0, self.now(), 0]);
+        let open = Open { number, what, timed: how != Kind::Call as u64, is_collective: false };
+        Entry { log: self, number, outer: self.open.replace(open) }
     }
 }
 
@@ -231,8 +223,6 @@ fn what(op: &'static str, site: Site) -> u64 {
 pub struct Entry<'l> {
     log: &'l CallLog,
     number: u64,
-    what: u64,
-    begin: u64,
     outer: Open,
 }
 
@@ -252,40 +242,26 @@ impl Entry<'_> {
 impl Drop for Entry<'_> {
     #[inline]
     fn drop(&mut self) {
-        let &mut Entry { log, number, what, begin, outer } = self;
-        let Calls { history, timed: all, .. } = &*log.calls;
+        let &mut Entry { log, number, outer } = self;
         let open = log.open.replace(outer);
-        let end = if *all || open.timed && open.number == number { log.now() } else { ENDED };
-        if !history.set(number, END, end) && *all {
-            history.push([what, number, 0, Kind::End as u64, 0, 0, begin, end]);
-        }
+        let end = if open.timed && open.number == number { log.now() } else { ENDED };
+        log.calls.history.set(number, END, end);
     }
 }
 
 impl Calls {
-    fn scale(&self) -> Scale {
-        if self.in_virtual_time { Scale::nanos() } else { Scale::now() }
-    }
-
-    /// Calls `f` with each record from number `from` on that is still there. Returns the number of the next record.
-    /// Records may not have ended: they are read again later ([`get`](Self::get)), or end by a [`Kind::End`].
-    pub fn read(&self, from: u64, mut f: impl FnMut(Record)) -> u64 {
-        let scale = self.scale();
-        self.history.read(from, |number, words| f(Record::of(number, words, scale)))
-    }
-
-    #[allow(dead_code, reason = "for the timeline")]
-    /// The record with this number, unless it was overwritten.
-    pub fn get(&self, number: u64) -> Option<Record> {
-        self.history.get(number).map(|words| Record::of(number, words, self.scale()))
+    /// Calls `f` with each record that is still there. Returns the number of the next record.
+    pub fn read(&self, mut f: impl FnMut(Record)) -> u64 {
+        let scale = if self.in_virtual_time { Scale::nanos() } else { Scale::now() };
+        self.history.read(|number, words| f(Record::of(number, words, scale)))
     }
 
     /// The last call of the program, and its place.
     pub fn last(&self) -> Option<(&'static str, Site)> {
         let mut last = None;
-        self.read(0, |record| match record.kind {
+        self.read(|record| match record.kind {
             Kind::Scope | Kind::Call => last = Some((record.call, record.site)),
-            Kind::Wait | Kind::End => {}
+            Kind::Wait => {}
         });
         last
     }

@@ -218,6 +218,14 @@ impl DeviceHandle {
         self.refused.lock().get_or_insert(report);
     }
 
+    /// The driver has not taken memory back.
+    pub(crate) fn not_returned(&self, fault: Fault) {
+        event!(warn, "memory_not_returned", device = self.device, %fault, "memory could not be given back");
+        if let Some(report) = fault.report {
+            self.refuse(report);
+        }
+    }
+
     pub(crate) fn take_refused(&self) -> Option<Arc<Report>> {
         self.refused.lock().take()
     }

@@ -7,21 +7,11 @@ use crate::{
     driver::observe::FailPoint,
     error::{Result, op_site::OpSite},
 };
-use std::{fmt, slice};
+use std::slice;
 
 macro_rules! host_access {
     ($($buffer:ident)+) => {$(
         impl<T: DeviceCopy> $buffer<T> {
-            /// Number of elements.
-            pub fn len(&self) -> usize {
-                self.len
-            }
-
-            /// Whether it has no elements.
-            pub fn is_empty(&self) -> bool {
-                self.len == 0
-            }
-
             /// The contents. Waits for devices that write them.
             ///
             /// # Errors
@@ -59,12 +49,6 @@ macro_rules! host_access {
 
             pub(crate) fn ptr(&self) -> *mut T {
                 self.address() as *mut T
-            }
-        }
-
-        impl<T: DeviceCopy> fmt::Debug for $buffer<T> {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, concat!(stringify!($buffer), "<{}>[{}]"), std::any::type_name::<T>(), self.len)
             }
         }
     )+};

@@ -72,3 +72,40 @@ pub use view::{AsView, AsViewMut, CopySource, DeviceView, DeviceViewMut, PeerVie
 )]
 pub trait DeviceCopy: bytemuck::Pod + Send + Sync {}
 impl<T: bytemuck::Pod + Send + Sync> DeviceCopy for T {}
+
+/// The length of buffers and views, and their `Debug`, which names the device of those that are on one.
+macro_rules! elements {
+    ($($Type:ident<$($life:lifetime,)? T> = |$this:ident| $len:expr $(, on $device:expr)?;)+) => {$(
+        impl<T: DeviceCopy> $Type<$($life,)? T> {
+            /// Number of elements.
+            pub fn len(&self) -> usize {
+                let $this = self;
+                $len
+            }
+
+            /// Whether there are none.
+            pub fn is_empty(&self) -> bool {
+                self.len() == 0
+            }
+        }
+
+        impl<T: DeviceCopy> std::fmt::Debug for $Type<$($life,)? T> {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let $this = self;
+                write!(f, concat!(stringify!($Type), "<{}>[{}]"), std::any::type_name::<T>(), $len)?;
+                $(write!(f, " on device {}", $device)?;)?
+                Ok(())
+            }
+        }
+    )+};
+}
+elements! {
+    DeviceBuffer<T> = |buffer| buffer.len, on buffer.device();
+    DeviceView<'_, T> = |view| view.len, on view.block.handle.device;
+    DeviceViewMut<'_, T> = |view| view.len, on view.block.handle.device;
+    PeerView<'_, T> = |view| view.0.len, on view.0.block.handle.device;
+    PinnedBuffer<T> = |buffer| buffer.len;
+    PinnedView<'_, T> = |view| view.len;
+    PinnedViewMut<'_, T> = |view| view.0.len;
+    UnifiedBuffer<T> = |buffer| buffer.len;
+}

@@ -68,18 +68,6 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
 
     /// A part of the buffer, to [download](crate::Device::download_pinned) to. It waits for no copy.
     ///
-    /// ```
-    /// # let pool = gpu_pool::GpuPool::builder().host(1).build()?;
-    /// let mut results = pool.pinned::<f32>(4)?;
-    /// pool.with(vec![&mut results]).run(|dev, _, results| {
-    ///     let x = dev.upload(&[1.0, 2.0])?;
-    ///     dev.download_pinned(&x, &mut results.range_mut(..2))?;
-    ///     dev.download_pinned(&x, &mut results.range_mut(2..))
-    /// })?;
-    /// assert_eq!(results.slice(1..)?, [2.0, 1.0, 2.0]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
     /// # Panics
     /// When the range is out of bounds.
     #[track_caller]
@@ -110,7 +98,7 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
 pub struct PinnedView<'a, T: DeviceCopy> {
     pub(crate) block: &'a BlockRef,
     start: usize,
-    len: usize,
+    pub(super) len: usize,
     of: PhantomData<&'a T>,
 }
 
@@ -125,33 +113,6 @@ impl<T: DeviceCopy> PinnedView<'_, T> {
     pub(crate) fn bytes(&self) -> Range<usize> {
         self.start..self.start + self.len * size_of::<T>()
     }
-}
-
-macro_rules! parts {
-    ($($view:ident = |$self:ident| $part:expr;)+) => {$(
-        impl<T: DeviceCopy> $view<'_, T> {
-            /// Number of elements.
-            pub fn len(&self) -> usize {
-                let $self = self;
-                $part.len
-            }
-
-            /// Whether there are none.
-            pub fn is_empty(&self) -> bool {
-                self.len() == 0
-            }
-        }
-
-        impl<T: DeviceCopy> std::fmt::Debug for $view<'_, T> {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                write!(f, concat!(stringify!($view), "<{}>[{}]"), std::any::type_name::<T>(), self.len())
-            }
-        }
-    )+};
-}
-parts! {
-    PinnedView = |view| view;
-    PinnedViewMut = |view| view.0;
 }
 
 /// Page-locked memory that a copy reads: a [`PinnedBuffer`], and parts of it.

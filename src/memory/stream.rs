@@ -363,16 +363,7 @@ impl Drop for StreamCore {
 /// A further stream of a device, from [`Device::stream`](crate::Device::stream). It is used through
 /// [`Device::on`](crate::Device::on).
 ///
-/// A stream cannot leave its device's thread, so `dev.on(&stream)` never gets a stream of another device:
-///
-/// ```compile_fail,E0277
-/// let pool = gpu_pool::GpuPool::builder().host(1).build().unwrap();
-/// pool.run(|dev, _| {
-///     let s = dev.stream()?;
-///     std::thread::spawn(move || drop(s)); // `Stream` is not `Send`
-///     Ok(())
-/// }).unwrap();
-/// ```
+/// A stream cannot leave its device's thread, so `dev.on(&stream)` never gets a stream of another device.
 pub struct Stream {
     pub(crate) core: Arc<StreamCore>,
     pub(crate) _held: Rc<()>,

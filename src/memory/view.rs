@@ -27,22 +27,12 @@ pub struct DeviceViewMut<'a, T: DeviceCopy> {
 }
 
 /// Part of a buffer that may live on another device. Only copies and kernels take it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct PeerView<'a, T: DeviceCopy>(pub(crate) DeviceView<'a, T>);
 
 macro_rules! common {
     ($($view:ident)+) => {$(
         impl<T: DeviceCopy> $view<'_, T> {
-            /// Number of elements.
-            pub fn len(&self) -> usize {
-                self.len
-            }
-
-            /// Whether there are none.
-            pub fn is_empty(&self) -> bool {
-                self.len == 0
-            }
-
             /// The address of the first element on the device.
             pub fn address(&self) -> Address {
                 self.address
@@ -51,13 +41,6 @@ macro_rules! common {
             pub(crate) fn bytes(&self) -> Range<usize> {
                 let start = (self.address - self.block.address) as usize;
                 start..start + self.len * size_of::<T>()
-            }
-        }
-
-        impl<T: DeviceCopy> std::fmt::Debug for $view<'_, T> {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                let (of, device) = (std::any::type_name::<T>(), self.block.handle.device);
-                write!(f, concat!(stringify!($view), "<{}>[{}] on device {}"), of, self.len, device)
             }
         }
     )+};
@@ -75,9 +58,7 @@ impl<'a, T: DeviceCopy> DeviceView<'a, T> {
         let range = resolve(range, self.len);
         DeviceView { address: self.address + (range.start * size_of::<T>()) as u64, len: range.len(), ..self }
     }
-}
 
-impl<'a, T: DeviceCopy> DeviceView<'a, T> {
     /// Names this part on another device's thread; see [`DeviceBuffer::peer`](crate::DeviceBuffer::peer).
     pub fn peer(self) -> PeerView<'a, T> {
         PeerView(self)
@@ -97,16 +78,7 @@ impl<'a, T: DeviceCopy> DeviceViewMut<'a, T> {
     /// A part of this view. It takes the view by value, so that `x.slice_mut(..).slice_mut(..)` borrows no temporary.
     ///
     /// To keep this view, borrow it first: `view.view_mut().slice_mut(..)`. That works for a view that has a name. A
-    /// view without a name ends with its statement, so a part that was borrowed from it cannot outlive the statement:
-    ///
-    /// ```compile_fail,E0716
-    /// # use gpu_pool::*;
-    /// # fn f(dev: &Device, x: &mut DeviceBuffer<f32>) -> Result<()> {
-    /// let mut head = x.slice_mut(..8).view_mut().slice_mut(..4); // `x.slice_mut(..8)` has no name
-    /// dev.scale(&mut head, 2.0)
-    /// # }
-    /// ```
-    ///
+    /// view without a name ends with its statement, so a part that was borrowed from it cannot outlive the statement.
     /// Leave `view_mut` out, or give the view a name:
     ///
     /// ```
@@ -144,16 +116,6 @@ impl<'a, T: DeviceCopy> DeviceViewMut<'a, T> {
 }
 
 impl<T: DeviceCopy> PeerView<'_, T> {
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        self.0.len
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.0.len == 0
-    }
-
     /// A part of it.
     ///
     /// # Panics

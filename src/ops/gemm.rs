@@ -32,32 +32,7 @@ impl Device {
     /// matrices of `a`, of `b` and of `c` let them be counted in one. Else the longest dimension is one call, which is
     /// repeated for the others.
     ///
-    /// ```
-    /// # use gpu_pool::{GpuPool, Matrix};
-    /// let pool = GpuPool::builder().host(1).build()?;
-    /// let c = pool.run(|dev, _| {
-    ///     let a = dev.upload(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0])?; // 2 x 3
-    ///     let mut c = dev.zeros::<f32>(4)?;
-    ///     let a = Matrix::new(&a, 2, 3)?;
-    ///     dev.gemm(1.0, a, a.t(), 0.0, &mut c)?;
-    ///     dev.download(&c)
-    /// })?;
-    /// assert_eq!(c[0], [14.0, 32.0, 32.0, 77.0]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
-    /// The scores of attention with 2 heads, for 3 tokens of 4 elements: one batch.
-    ///
-    /// ```
-    /// # use gpu_pool::Matrix;
-    /// # gpu_pool::extend::example(|dev| {
-    /// let (q, k) = (dev.upload(&[1.0f32; 3 * 4])?, dev.upload(&[2.0f32; 3 * 4])?);
-    /// let (q, k) = (Matrix::new(&q, 3, 4)?.split_columns(2)?, Matrix::new(&k, 3, 4)?.split_columns(2)?);
-    /// let mut scores = dev.zeros::<f32>(2 * 3 * 3)?;
-    /// dev.gemm(0.5, q, k.t(), 0.0, &mut scores)?;
-    /// assert_eq!(dev.download(&scores)?, [2.0; 2 * 3 * 3]);
-    /// # Ok(()) });
-    /// ```
+    /// The page "Kernels" of the guide has an example, and "Operations" computes attention with batches.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when the shapes do not fit, [`Error::WrongDevice`], [`Error::Aborted`], the driver's

@@ -164,18 +164,6 @@ macro_rules! parts {
             /// A batch of `parts` matrices: the first has the first columns, and so on. Of a batch, each matrix is
             /// split: `parts` is its new innermost dimension. The heads of attention are such parts.
             ///
-            /// ```
-            /// # use gpu_pool::Matrix;
-            /// # gpu_pool::extend::example(|dev| {
-            /// // 2 texts of 3 tokens, 4 heads of 5 elements: the scores of all heads of all texts in one call.
-            /// let (q, k) = (dev.upload(&[1.0f32; 2 * 3 * 4 * 5])?, dev.upload(&[1.0f32; 2 * 3 * 4 * 5])?);
-            /// let heads = |x| Matrix::new(x, 2 * 3, 4 * 5)?.split_rows(2)?.split_columns(4);
-            /// assert_eq!((heads(&q)?.counts(), heads(&q)?.shape()), (vec![2, 4], (3, 5)));
-            /// let scores = dev.matmul(heads(&q)?, heads(&k)?.t())?;
-            /// assert_eq!(dev.download(&scores)?, [5.0; 2 * 4 * 3 * 3]);
-            /// # Ok(()) });
-            /// ```
-            ///
             /// # Errors
             /// [`Error::InvalidArgument`] when the parts cannot be equal, and of a batch of three dimensions.
             #[track_caller]

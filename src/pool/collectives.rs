@@ -74,14 +74,8 @@ impl fmt::Display for Explanation {
 impl GpuPool {
     /// Which algorithm an `all_reduce` of this many bytes on all devices uses, and why.
     ///
-    /// ```
-    /// # use gpu_pool::{collective::Algorithm, DType, GpuPool, ReduceOp};
-    /// let pool = GpuPool::builder().host(2).build()?;
-    /// let how = pool.explain(DType::F32, ReduceOp::Sum, 1 << 20)?;
-    /// assert_eq!(how.algorithm, Algorithm::Direct);
-    /// println!("{how}"); // Direct, meeting by events: all members have peer access: one kernel each, ..
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
+    /// On software GPUs `pool.explain(DType::F32, ReduceOp::Sum, 1 << 20)?.to_string()` begins with "Direct, meeting by
+    /// events: all members have peer access: one kernel each", for example.
     ///
     /// # Errors
     /// None today: the result is that of [`Group::explain`].
@@ -99,18 +93,6 @@ fn len(dtype: DType, bytes: usize) -> usize {
 impl Group<'_> {
     /// Which algorithm an `all_reduce` of this many bytes on this group uses, and why. In a group of several processes
     /// also the steps between them. It needs no meeting: a member may ask alone.
-    ///
-    /// ```
-    /// # use gpu_pool::{collective::Algorithm, DType, GpuPool, ReduceOp};
-    /// let pool = GpuPool::builder().host(2).build()?;
-    /// pool.run(|dev, _| {
-    ///     let how = dev.world()?.explain(DType::F32, ReduceOp::Sum, 1 << 20)?;
-    ///     assert_eq!(how.algorithm, Algorithm::Direct);
-    ///     assert_eq!(how.rails, None); // a group of one process
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     ///
     /// # Errors
     /// In a group of several processes: those that the call would have before it begins, such as
@@ -141,17 +123,6 @@ impl Group<'_> {
     /// How an `all_reduce_norm` of `gpu-pool-train` of `rows` rows of `cols` elements is carried out on this
     /// group: by one kernel (then the reason begins with these words), or by three calls; then it is the answer of
     /// [`explain`](Self::explain) for the sum. It needs no meeting: a member may ask alone.
-    ///
-    /// ```
-    /// # use gpu_pool::{DType, GpuPool};
-    /// let pool = GpuPool::builder().host(2).build()?;
-    /// pool.run(|dev, _| {
-    ///     let how = dev.world()?.explain_norm(DType::BF16, 64, 4096)?;
-    ///     assert_eq!(how.meets, "events"); // software GPUs: three calls
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     ///
     /// # Errors
     /// Those of [`explain`](Self::explain).

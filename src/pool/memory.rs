@@ -9,14 +9,6 @@ use crate::{
 impl GpuPool {
     /// Counts of each device's memory pool at the end of its last scope. Any thread may call it at any time, even while
     /// scopes run: it does not wait. [`Device::stats`](crate::Device::stats) has the present counts.
-    ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
-    /// let kept = pool.run(|dev, _| dev.zeros::<f32>(1000))?;
-    /// assert!(pool.memory_stats().iter().all(|stats| stats.requested >= 4000 && stats.reserved >= stats.in_use));
-    /// # drop(kept);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     pub fn memory_stats(&self) -> Vec<MemoryStats> {
         // Those that the owner's thread has published last.
         let published = self.shared.owners.iter().map(|owner| owner.get().map(|owner| owner.mirror.read()));
@@ -24,13 +16,6 @@ impl GpuPool {
     }
 
     /// The memory of every device, as from [`Device::memory_snapshot`](crate::Device::memory_snapshot).
-    ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
-    /// let snapshots = pool.memory_snapshots()?;
-    /// assert_eq!(snapshots[1].device, 1);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     ///
     /// # Errors
     /// As [`run`](Self::run).

@@ -80,18 +80,6 @@ impl<T: 'static> PerDevice<T> {
 
     /// A [`run`](Self::run) on some of the devices only: ordinals in the pool, in the order of their ranks. The values
     /// of the other devices stay as they are.
-    ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(3).build()?;
-    /// let mut steps = pool.per_device(|_, _| Ok(0))?;
-    /// let found = steps.on(&[2, 0]).run(|dev, _, steps| {
-    ///     *steps += 1;
-    ///     Ok((dev.index(), *steps))
-    /// })?;
-    /// assert_eq!(found, [(2, 1), (0, 1)]);
-    /// assert_eq!(steps.run(|_, _, steps| Ok(*steps))?, [1, 0, 1]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     pub fn on<'p>(&'p mut self, devices: &'p [usize]) -> Run<'p, &'p PerDevice<T>> {
         Run::new(&self.shared, &*self).on(devices)
     }

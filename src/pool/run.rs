@@ -246,16 +246,6 @@ impl GpuPool {
     /// [`run`](Self::run) with the caller's own error type. Peers of the device that failed get the error's text, in
     /// [`Error::Aborted`]. The text is made once, after the abort: only a peer that reads the text waits for it.
     ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
-    /// let failed: anyhow::Result<Vec<()>> = pool.try_run(|dev, _| {
-    ///     anyhow::ensure!(dev.index() == 0, "device {} has had enough", dev.index());
-    ///     Ok(())
-    /// });
-    /// assert_eq!(failed.unwrap_err().to_string(), "device 1 has had enough");
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// The error of the first closure that fails; `E::from` of this crate's errors, as for [`run`](Self::run).
     #[track_caller]
@@ -267,14 +257,7 @@ impl GpuPool {
     }
 
     /// A run on some of the devices only: ordinals in the pool, in the order of their ranks. Runs that share no device
-    /// run at the same time. [`Run`] has the other options.
-    ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(4).build()?;
-    /// let found = pool.on(&[3, 1]).run(|dev, shard| Ok((dev.index(), dev.rank(), shard.count())))?;
-    /// assert_eq!(found, [(3, 0, 2), (1, 1, 2)]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
+    /// run at the same time. [`Run`] has the other options, and an example.
     pub fn on<'p>(&'p self, devices: &'p [usize]) -> Run<'p> {
         Run::new(&self.shared, ()).on(devices)
     }

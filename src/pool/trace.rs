@@ -22,16 +22,6 @@ impl GpuPool {
     /// It returns when the work that `f` has submitted is in the file, or has not completed for two seconds. Other
     /// threads may use the pool meanwhile: their work is in the file, too.
     ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
-    /// # let path = std::env::temp_dir().join(format!("gpu-pool-step-{}.json", std::process::id()));
-    /// pool.record_trace(&path, || pool.run(|dev, _| dev.sum(&dev.upload(&[1.0f32, 2.0])?).map(drop)))??;
-    /// let text = std::fs::read_to_string(&path).unwrap();
-    /// assert!(text.contains(r#""name":"GPU 1 stream 0""#) && text.contains(r#""cat":"closure""#));
-    /// # std::fs::remove_file(&path).unwrap();
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the file cannot be written, or the pool's devices are traced already. `f` has run
     /// unless the file could not be made.

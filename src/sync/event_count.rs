@@ -7,22 +7,9 @@
 //! comes first, so it also acquires the values that the caller's relaxed operations have read before. A thread with
 //! several event counts notifies all of them by [`EventCount::notify_all`], for one fence.
 //!
-//! One word counts the *announced* waiters and numbers the *epochs*, as in
-//! [folly](https://github.com/facebook/folly/blob/main/folly/synchronization/EventCount.h); a mutex and a condition
-//! variable block. The end of an epoch removes all its waiters from the count, so a second `notify` before the woken
-//! threads have run costs nothing: each of N threads notifies N others.
-//!
-//! A waiter that finds the condition false after its announcement notes the epoch under the mutex before it blocks.
-//! While the note agrees with the word ([`EventCount::asleep`]), no notifier has ended the epoch since. With one waiter
-//! the answer is exact. Software GPUs ask before a step.
-//!
 //! A waiter first pauses in doubling rounds, then yields, then blocks. The pauses are skipped on one core, and if there
-//! are as many device threads as cores (`shim::spin_rounds`). On a busy 2-core machine, a dispatch to 4 threads took
-//! 170 us with a fixed spin of 2000 pauses, 14 us with 6 rounds and 32 yields, and 50 us with blocking at once.
-//!
-//! A wake-up is slow if a core must be woken, too: the threads of two GPUs that slept while a peer was 1 ms late
-//! finished the sum of 64 KB 47 us after the peer came; awake threads need 16 us. So a waiter may *linger*
-//! ([`EventCount::wait_lingering`]): it yields for some time before it blocks, on a core that no other thread wants.
+//! are as many device threads as cores (`shim::spin_rounds`). A waiter may *linger* ([`EventCount::wait_lingering`]):
+//! it yields for some time before it blocks, on a core that no other thread wants.
 
 use super::{
     shim::{

@@ -46,19 +46,17 @@ impl<const N: usize> History<N> {
         number
     }
 
-    /// Replaces one word of a record, for its writer. Readers get the old word or the new one. False: the record was
-    /// overwritten.
+    /// Replaces one word of a record, unless the record was overwritten. For its writer. Readers get the old word or
+    /// the new one.
     #[inline]
-    pub fn set(&self, number: u64, at: usize, word: u64) -> bool {
-        let there = flag("history.set.overwritten") || self.whole.load(Relaxed) - number <= self.records.len() as u64;
-        if there {
+    pub fn set(&self, number: u64, at: usize, word: u64) {
+        if self.whole.load(Relaxed) - number <= self.records.len() as u64 || flag("history.set.overwritten") {
             self.record(number)[at].store(word, Relaxed);
         }
-        there
     }
 
     /// The words of a record; `None`: it is not there yet, or was overwritten.
-    pub fn get(&self, number: u64) -> Option<[u64; N]> {
+    fn get(&self, number: u64) -> Option<[u64; N]> {
         if number >= self.whole.load(ord("history.read.load", Acquire)) {
             return None;
         }
@@ -69,12 +67,12 @@ impl<const N: usize> History<N> {
         there.then_some(words)
     }
 
-    /// Calls `f` with the records from number `from` on, and their numbers. Returns the number of the next record. A
-    /// gap in the numbers, also before the first one: these records were overwritten.
-    pub fn read(&self, from: u64, mut f: impl FnMut(u64, [u64; N])) -> u64 {
+    /// Calls `f` with the records that are still there, and their numbers. Returns the number of the next record. A gap
+    /// in the numbers, also before the first one: these records were overwritten.
+    pub fn read(&self, mut f: impl FnMut(u64, [u64; N])) -> u64 {
         // Relaxed: `get` orders its reads.
-        let end = self.whole.load(Relaxed).max(from);
-        for number in from.max(end.saturating_sub(self.records.len() as u64))..end {
+        let end = self.whole.load(Relaxed);
+        for number in end.saturating_sub(self.records.len() as u64)..end {
             if let Some(words) = self.get(number) {
                 f(number, words);
             }

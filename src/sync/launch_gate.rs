@@ -13,17 +13,8 @@
 //!
 //! Any number of one class may be in progress, of any gangs and pools.
 //!
-//! `README.md` has the proof, and why an announced call does not starve and a thread inside a call may begin a second
-//! one (a module load that maps memory). Windows can starve.
-//!
-//! The gate needs no deadlines, because no cycle of waits is possible. A blocking call never waits here for another
-//! one, and:
-//!
-//! * `block` waits for launches of members that have met. Such a member has ended its last blocking call and waits for
-//!   nothing else on the host. Its launch needs the driver's lock, which no such call holds while the window is open.
-//! * `open` waits for blocking calls. These wait for running kernels. If a running kernel spins, all its peers are
-//!   launched: their windows were closed before the call passed the gate. A blocking call waits for no thread outside
-//!   of blocking calls, since a thread inside makes only the call.
+//! `README.md` has the proof, and why the gate needs no deadlines, an announced call does not starve, and a thread
+//! inside a call may begin a second one (a module load that maps memory). Windows can starve.
 //!
 //! The callers keep two promises. Between its arrival at a meeting and its `close`, a member begins no blocking call.
 //! Inside a blocking call, no thread arrives at a meeting or waits for a thread that does.

@@ -7,17 +7,8 @@
 //!
 //! Each lane is an [`Inbox`](super::Inbox) with the node inside the element, and with a cache line of its own.
 //!
-//! Remote frees are slow because all senders contend for one cache line.
-//! [snmalloc](https://github.com/microsoft/snmalloc/blob/main/src/snmalloc/mem/remotecache.h) therefore collects frees
-//! at the sender. But then a sender that is parked or hangs in a driver call keeps free memory: under a fixed budget of
-//! GPU memory, an out-of-memory error although memory is free.
-//!
-//! Here each device thread has a lane, whose cache line stays with it; all other threads share lane 0. On 2 busy cores
-//! of an AMD EPYC, a push took 3 to 5 ns with its own lane, about as much as a batch, and 36 ns with a lane that
-//! another thread also used. The owner looks at all lanes when its own lists are empty: nine loads for eight devices, 5
-//! to 10 ns if nothing was pushed. In a tight loop it would take the line from the sender each time (66 ns per push).
-//!
-//! A lane is only a hint. Any thread may push to any lane; it is slower if two threads share one.
+//! Each device thread has a lane; all other threads share lane 0. A lane is only a hint. Any thread may push to any
+//! lane; it is slower if two threads share one.
 
 use super::{
     linked::{Linked, Taken, set_next},

@@ -14,7 +14,7 @@
 use super::{
     shim::{
         Arc, UnsafeCell,
-        atomic::{AtomicBool, AtomicUsize, Ordering::*},
+        atomic::{AtomicUsize, Ordering::*},
         prefetch_for_write,
     },
     site::{flag, ord},
@@ -42,8 +42,6 @@ pub fn channel_from<T: Send>(capacity: usize, start: usize) -> (Producer<T>, Con
         mask: slots.len() - 1,
         ahead: if size_of_val(&*slots) >= 4 * PREFETCH_BYTES { PREFETCH_BYTES / size_of::<T>() } else { 0 },
         slots,
-        producer_gone: AtomicBool::new(false),
-        consumer_gone: AtomicBool::new(false),
     });
     (
         Producer { shared: shared.clone(), tail: start, known_head: start },
@@ -58,8 +56,6 @@ struct Shared<T> {
     mask: usize,
     /// How many slots ahead the producer prefetches; 0 for small rings, where the consumer uses these lines.
     ahead: usize,
-    producer_gone: AtomicBool,
-    consumer_gone: AtomicBool,
 }
 
 // SAFETY: only the slots are not `Sync` by themselves. Slots from head up to tail belong to the one consumer, the
@@ -183,11 +179,6 @@ impl<T: Send> Producer<T> {
         self.capacity() - self.tail.wrapping_sub(self.shared.head.load(Relaxed))
     }
 
-    /// Whether the consumer was dropped. After true, everything it did is visible.
-    pub fn is_abandoned(&self) -> bool {
-        self.shared.consumer_gone.load(ord("ring.consumer_gone.load", Acquire))
-    }
-
     /// The number of slots.
     pub fn capacity(&self) -> usize {
         self.shared.mask + 1
@@ -210,12 +201,6 @@ struct PushBatch<'a, T>(&'a mut Producer<T>);
 impl<T> Drop for PushBatch<'_, T> {
     fn drop(&mut self) {
         self.0.shared.tail.store(self.0.tail, ord("ring.tail.store_batch", Release));
-    }
-}
-
-impl<T> Drop for Producer<T> {
-    fn drop(&mut self) {
-        self.shared.producer_gone.store(true, ord("ring.producer_gone.store", Release));
     }
 }
 
@@ -266,20 +251,10 @@ impl<T: Send> Consumer<T> {
     }
 
     /// The number of elements. It may grow at any time; only the consumer makes it smaller.
+    #[allow(clippy::len_without_is_empty, reason = "for tests")]
     pub fn len(&self) -> usize {
         // Relaxed: a pop loads tail again with acquire, and coherence guarantees that it finds no older value.
         self.shared.tail.load(Relaxed).wrapping_sub(self.head)
-    }
-
-    /// Whether there is no element now.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Whether the producer was dropped. After true, everything it pushed is visible: if a later [`pop`](Self::pop)
-    /// finds nothing, no element will ever come.
-    pub fn is_abandoned(&self) -> bool {
-        self.shared.producer_gone.load(ord("ring.producer_gone.load", Acquire))
     }
 
     /// Reads the shared index only if fewer than `want` are known.
@@ -300,23 +275,10 @@ impl<T> Drop for PopBatch<'_, T> {
     }
 }
 
-impl<T> Drop for Consumer<T> {
-    fn drop(&mut self) {
-        self.shared.consumer_gone.store(true, ord("ring.consumer_gone.store", Release));
-    }
-}
-
 /// The ring was full. Contains the element.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the ring is full")]
 pub struct Full<T>(pub T);
-
-impl<T> Full<T> {
-    /// The element.
-    pub fn into_inner(self) -> T {
-        self.0
-    }
-}
 
 debug_as!(Full<T> [T], |self| "Full(_)");
 debug_as!(Producer<T> [T], |self| capacity = self.shared.mask + 1, ..);

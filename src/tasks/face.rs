@@ -232,19 +232,6 @@ impl<'t, 'env> GpuTasks<'t, 'env> {
     /// Gives the device a task, which runs on the device's thread. Returns immediately, with the value that the task
     /// will make.
     ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(1).build()?;
-    /// let y = pool.tasks(|t| {
-    ///     let x = t.gpu(0).run((), |dev, ()| dev.upload(&[1.0f32, 2.0]));
-    ///     let mut y = t.gpu(0).run((), |dev, ()| dev.zeros::<f32>(2));
-    ///     t.gpu(0).run((&x, &mut y), |dev, (x, y)| dev.axpy(10.0, x, y)); // after both
-    ///     let y = t.gpu(0).run((y,), |dev, (y,)| dev.download(&y)); // takes `y`, which is freed then
-    ///     t.get(&y)
-    /// })?;
-    /// assert_eq!(y, [10.0, 20.0]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
     /// A value cannot be read and written by one task:
     ///
     /// ```compile_fail,E0502

@@ -59,7 +59,7 @@ struct DeviceLog {
 impl DeviceLog {
     fn of(handle: &DeviceHandle) -> Self {
         let mut records = Vec::new();
-        let next = handle.calls.get().map_or(0, |calls| calls.read(0, |record| records.push(record)));
+        let next = handle.calls.get().map_or(0, |calls| calls.read(|record| records.push(record)));
         let virtual_end = handle.in_virtual_time().then(|| host::virtual_end(&*handle.driver)).flatten();
         DeviceLog {
             device: handle.device,

@@ -101,8 +101,6 @@ pub(crate) struct Shared {
     pub(crate) linger: Duration,
     /// Number of threads that copy one large pageable slice.
     pub(crate) copy_threads: usize,
-    /// The length of a device's flight recorder.
-    pub(crate) records: usize,
     pub(crate) recorder: Arc<Recorder>,
     pub(crate) gate: Gate,
     /// The results of the probe, by `from * devices + to`. Set once, when the pool is built.
@@ -220,9 +218,9 @@ impl Worker {
         cache.audited(Some(&main));
         let _ = shared.owners[device].set(cache.owner.clone());
         let virtual_time = handle.in_virtual_time().then(|| handle.driver.clone());
-        let (calls, records) = calls::new(shared.records, virtual_time);
+        let (calls, noted) = calls::new(virtual_time);
         calls.enter();
-        let _ = handle.calls.set(records);
+        let _ = handle.calls.set(noted);
         let worker = Worker {
             calls,
             main,

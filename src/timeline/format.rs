@@ -2,6 +2,7 @@
 //! is readable whenever whole lines are in it.
 
 use crate::error::op_site::OpSite;
+use std::{fmt, io::Write};
 
 /// The version of the file: in the first event.
 pub(super) const VERSION: u64 = 1;
@@ -31,137 +32,98 @@ pub(super) struct At {
     pub time: u64,
 }
 
+/// Nanoseconds, in microseconds.
+struct Micros(i128);
+
+impl fmt::Display for Micros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (sign, nanos) = (if self.0 < 0 { "-" } else { "" }, self.0.unsigned_abs());
+        match nanos % 1000 {
+            0 => write!(f, "{sign}{}", nanos / 1000),
+            rest => write!(f, "{sign}{}.{rest:03}", nanos / 1000),
+        }
+    }
+}
+
+/// A text between quotes.
+struct Escaped<'a>(&'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let special = |c: char| matches!(c, '"' | '\\' | '\0'..'\x20');
+        for part in self.0.split_inclusive(special) {
+            match part.chars().next_back().filter(|&c| special(c)) {
+                None => f.write_str(part)?,
+                Some(c) if c < ' ' => write!(f, "{}?", &part[..part.len() - 1])?,
+                Some(c) => write!(f, "{}\\{c}", &part[..part.len() - 1])?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Arg<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Arg::Text(text) => write!(f, "\"{}\"", Escaped(text)),
+            Arg::Number(number) => write!(f, "{number}"),
+            Arg::Micros(nanos) => write!(f, "{}", Micros(nanos)),
+            Arg::Bits(bits) => f.debug_list().entries((0..64).filter(|bit| bits >> bit & 1 == 1)).finish(),
+            Arg::Place(OpSite { site, .. }) => write!(f, "\"{}:{}\"", Escaped(site.file()), site.line()),
+        }
+    }
+}
+
 impl Lines {
     /// The name of a row, of a process or of the file.
     pub fn meta(&mut self, name: &str, row: Option<u64>, args: &[(&str, Arg<'_>)]) {
-        self.begin("M", name, row);
-        self.args(args);
-        self.end();
+        self.event("M", name, row, format_args!(""), Some(args));
     }
 
     pub fn slice(&mut self, at: At, length: u64, (name, kind): (&str, &str), args: &[(&str, Arg<'_>)]) {
-        self.begin("X", name, Some(at.row));
-        self.raw(",\"ts\":");
-        self.micros(at.time.into());
-        self.raw(",\"dur\":");
-        self.micros(length.into());
-        self.raw(",\"cat\":\"");
-        self.raw(kind);
-        self.raw("\"");
-        self.args(args);
-        self.end();
+        let (time, length) = (Micros(at.time.into()), Micros(length.into()));
+        self.event("X", name, Some(at.row), format_args!(r#","ts":{time},"dur":{length},"cat":"{kind}""#), Some(args));
     }
 
     pub fn counter(&mut self, name: &str, time: u64, args: &[(&str, Arg<'_>)]) {
-        self.begin("C", name, None);
-        self.raw(",\"ts\":");
-        self.micros(time.into());
-        self.args(args);
-        self.end();
+        self.event("C", name, None, format_args!(r#","ts":{}"#, Micros(time.into())), Some(args));
     }
 
     /// An arrow from the slice at one place to the slice at another one.
     pub fn flow(&mut self, id: u64, from: At, to: At) {
+        let id = (self.process << 40) | id;
         for (phase, at) in [("s", from), ("f", to)] {
-            self.begin(phase, "cause", Some(at.row));
-            self.raw(",\"ts\":");
-            self.micros(at.time.into());
-            self.raw(",\"cat\":\"wait\",\"bp\":\"e\",\"id\":");
-            self.number((self.process << 40) | id);
-            self.end();
+            let (row, time) = (Some(at.row), Micros(at.time.into()));
+            self.event(phase, "cause", row, format_args!(r#","ts":{time},"cat":"wait","bp":"e","id":{id}"#), None);
         }
     }
 
-    fn begin(&mut self, phase: &str, name: &str, row: Option<u64>) {
-        self.raw("{\"ph\":\"");
-        self.raw(phase);
-        self.raw("\",\"name\":");
-        self.quoted(name);
-        self.raw(",\"pid\":");
-        self.number(self.process);
+    fn event(
+        &mut self,
+        phase: &str,
+        name: &str,
+        row: Option<u64>,
+        more: fmt::Arguments<'_>,
+        args: Option<&[(&str, Arg<'_>)]>,
+    ) {
+        let (name, process) = (Escaped(name), self.process);
+        self.put(format_args!(r#"{{"ph":"{phase}","name":"{name}","pid":{process}"#));
         if let Some(row) = row {
-            self.raw(",\"tid\":");
-            self.number(row);
+            self.put(format_args!(r#","tid":{row}"#));
         }
-    }
-
-    fn end(&mut self) {
-        self.raw("},\n");
-    }
-
-    fn args(&mut self, args: &[(&str, Arg<'_>)]) {
-        self.raw(",\"args\":{");
-        for (i, (name, value)) in args.iter().enumerate() {
-            self.raw(if i == 0 { "\"" } else { ",\"" });
-            self.raw(name);
-            self.raw("\":");
-            match *value {
-                Arg::Text(text) => self.quoted(text),
-                Arg::Number(number) => self.number(number),
-                Arg::Micros(nanos) => self.micros(nanos),
-                Arg::Bits(bits) => {
-                    self.raw("[");
-                    for (i, bit) in (0..64).filter(|bit| bits >> bit & 1 == 1).enumerate() {
-                        self.raw(if i == 0 { "" } else { "," });
-                        self.number(bit);
-                    }
-                    self.raw("]");
-                }
-                Arg::Place(OpSite { site, .. }) => {
-                    self.raw("\"");
-                    self.escaped(site.file());
-                    self.raw(":");
-                    self.number(site.line().into());
-                    self.raw("\"");
-                }
+        self.put(more);
+        if let Some(args) = args {
+            self.put(format_args!(r#","args":{{"#));
+            for (i, (name, value)) in args.iter().enumerate() {
+                self.put(format_args!(r#"{}"{name}":{value}"#, if i == 0 { "" } else { "," }));
             }
+            self.put(format_args!("}}"));
         }
-        self.raw("}");
+        self.put(format_args!("}},\n"));
     }
 
-    fn raw(&mut self, text: &str) {
-        self.text.extend_from_slice(text.as_bytes());
-    }
-
-    fn quoted(&mut self, text: &str) {
-        self.raw("\"");
-        self.escaped(text);
-        self.raw("\"");
-    }
-
-    fn escaped(&mut self, text: &str) {
-        for &byte in text.as_bytes() {
-            match byte {
-                b'"' | b'\\' => self.text.extend_from_slice(&[b'\\', byte]),
-                0..0x20 => self.raw("?"),
-                _ => self.text.push(byte),
-            }
-        }
-    }
-
-    fn number(&mut self, mut number: u64) {
-        let (mut digits, mut at) = ([0u8; 20], 20);
-        loop {
-            at -= 1;
-            digits[at] = b'0' + (number % 10) as u8;
-            number /= 10;
-            if number == 0 {
-                return self.text.extend_from_slice(&digits[at..]);
-            }
-        }
-    }
-
-    fn micros(&mut self, nanos: i128) {
-        if nanos < 0 {
-            self.raw("-");
-        }
-        let nanos = nanos.unsigned_abs();
-        self.number((nanos / 1000) as u64);
-        let rest = (nanos % 1000) as u64;
-        if rest > 0 {
-            let digit = |value: u64| b'0' + (value % 10) as u8;
-            self.text.extend_from_slice(&[b'.', digit(rest / 100), digit(rest / 10), digit(rest)]);
-        }
+    fn put(&mut self, text: fmt::Arguments<'_>) {
+        self.text.write_fmt(text).expect("a vector takes all");
     }
 }
 

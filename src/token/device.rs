@@ -52,22 +52,8 @@ device_thread_only! { [] Device, ['a] OnStream<'a> }
 /// | call CUDA libraries | [`cuda`](Self::cuda), [`blocking`](Self::blocking) |
 /// | take over the order of operations | [`unordered`](Self::unordered) |
 ///
-/// The token is neither `Send` nor `Sync` nor `Clone`. So only the device's own thread can submit work to the device:
-///
-/// ```compile_fail,E0277
-/// gpu_pool::GpuPool::scope(|dev, _| {
-///     std::thread::scope(|s| { s.spawn(|| dev.synchronize()); }); // `Device` cannot be shared between threads
-///     Ok(())
-/// });
-/// ```
-///
-/// The token does not leave its scope either:
-///
-/// ```compile_fail
-/// # use gpu_pool::{Device, GpuPool};
-/// let mut leaked: Option<&Device> = None;
-/// GpuPool::scope(|dev, _| { leaked = Some(dev); Ok(()) });
-/// ```
+/// The token is neither `Send` nor `Sync` nor `Clone`. So only the device's own thread can submit work to the device.
+/// The token does not leave its scope either.
 ///
 /// Operations are asynchronous, except those that return host data. They run in order on the token's current stream:
 /// the device's main stream, or another one through [`on`](Self::on). The library orders operations on the same memory,
@@ -151,12 +137,6 @@ impl Device {
     /// The marketing name, or `software GPU`.
     ///
     /// The name is borrowed from the device: only a copy leaves the closure.
-    ///
-    /// ```compile_fail
-    /// # let pool = gpu_pool::GpuPool::builder().host(2).build()?;
-    /// let names = pool.run(|dev, _| Ok(dev.name()))?; // lifetime may not live long enough
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     pub fn name(&self) -> &str {
         &self.info().name
     }

@@ -66,7 +66,6 @@ proptest! {
             }
             prop_assert_eq!(consumer.len(), model.len());
             prop_assert_eq!(producer.slots(), capacity - model.len());
-            prop_assert_eq!(consumer.is_empty(), model.is_empty());
             prop_assert_eq!(Arc::strong_count(&token), 1 + model.len());
         }
         drop((producer, consumer));
@@ -112,7 +111,6 @@ fn two_threads_keep_order_and_drop_each_element_once() {
             }
         }
         sender.join().unwrap();
-        assert!(consumer.is_abandoned());
         assert_eq!((consumer.len(), Arc::strong_count(&token)), (capacity, 1 + capacity));
         drop(consumer);
         assert_eq!(Arc::strong_count(&token), 1);

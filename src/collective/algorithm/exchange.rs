@@ -9,7 +9,7 @@
 use super::{
     super::{
         case::Bulk,
-        kernels::{Arguments, Entry, Pieces, code, eight_of, eights, typed, value},
+        kernels::{Arguments, Entry, Pieces, code, eights, factors, typed, value},
     },
     Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch,
     exchange_ce::Slice,
@@ -78,11 +78,7 @@ impl Algorithm for Exchange {
                 exchange.to[to.member] = address(to);
             }
         }
-        let pieces = Pieces {
-            piece: cut.tile as u64,
-            count: u32::try_from(cut.rounds).expect("they are counted in 32 bits; a terabyte has some millions"),
-            returns: u32::from(!matches!(shape, Shape::ReduceScatter { .. })),
-        };
+        let pieces = Pieces::of(&cut, !matches!(shape, Shape::ReduceScatter { .. }));
         let (factors, meet) = (&member.factors(matched), member.barrier);
         let trade = Trade { op: request.reduce, factors, exchange, pieces, meet };
         let entry = entry(request.dtype);
@@ -153,17 +149,10 @@ pub(in super::super) struct Trade<'a> {
 impl Trade<'_> {
     pub(in super::super) fn args(&self) -> Arguments {
         debug_assert!(self.meet.signals != 0 && self.pieces.count > 0);
-        let mut args = Arguments::new();
-        args.push(value(self.meet));
-        args.push(value(code(self.op)));
-        args.push(eight_of(self.factors, 0));
-        args.push(eight_of(self.factors, 1));
-        args.push(value(self.pieces));
+        let [low, high] = factors(self.factors);
+        let head = [value(self.meet), value(code(self.op)), low, high, value(self.pieces)];
         let Addresses { from, bytes, to, recv_scratch } = &self.exchange;
-        for all in [from, bytes, to, recv_scratch] {
-            args.extend(eights(all));
-        }
-        args
+        head.into_iter().chain([from, bytes, to, recv_scratch].into_iter().flat_map(eights)).collect()
     }
 }
 

@@ -10,7 +10,7 @@
 use super::{
     super::{
         case::KernelBarrier,
-        kernels::{Arguments, Entry, Part, code, eight_of, typed, value},
+        kernels::{Arguments, Entry, Part, code, factors, typed, value},
         launch,
     },
     Algorithm, Case, Matched, Member,
@@ -138,15 +138,8 @@ pub(in super::super) struct Push<'a> {
 impl Push<'_> {
     pub fn args(&self) -> Arguments {
         debug_assert!(self.meet.signals != 0);
-        let mut args = Arguments::new();
-        args.push(value(self.meet));
-        args.push(value(self.n as u64));
-        args.push(value(code(self.op)));
-        args.push(value(self.route));
-        args.push(eight_of(self.factors, 0));
-        args.push(eight_of(self.factors, 1));
-        args.push(self.source.slice(false));
-        args.push(self.destination.slice(true));
-        args
+        let (n, op, [low, high]) = (value(self.n as u64), value(code(self.op)), factors(self.factors));
+        let parts = [self.source.slice(false), self.destination.slice(true)];
+        [value(self.meet), n, op, value(self.route), low, high].into_iter().chain(parts).collect()
     }
 }

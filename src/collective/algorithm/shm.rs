@@ -7,13 +7,13 @@
 use super::{
     super::{
         case::KernelBarrier,
-        kernels::{Arguments, Entry, code, eight_of, typed, value},
+        kernels::{Arguments, Entry, code, eights, factors, typed, value},
     },
     Algorithm, Case, Matched, Member,
     staging::cutting,
 };
 use crate::{
-    driver::Address,
+    driver::{Address, KernelArg},
     error::Result,
     fabric::{
         layout::{BLOCKS, DeviceBarrier, MOST, STAGED_BLOCKS},
@@ -147,12 +147,8 @@ impl Moves {
         self.0[at] = (address, bytes as u64);
     }
 
-    fn push(&self, args: &mut Arguments) {
-        let eight = |k: usize, of: fn(&(Address, u64)) -> u64| {
-            value::<[u64; 8]>(std::array::from_fn(|i| of(&self.0[8 * k + i])))
-        };
-        args.extend([0, 1].map(|k| eight(k, |(address, _)| *address)));
-        args.extend([0, 1].map(|k| eight(k, |(_, bytes)| *bytes)));
+    fn args(&self) -> impl Iterator<Item = KernelArg> {
+        [self.0.map(|(address, _)| address), self.0.map(|(_, bytes)| bytes)].into_iter().flat_map(|all| eights(&all))
     }
 }
 
@@ -173,15 +169,8 @@ pub(in super::super) struct Staged<'a> {
 impl Staged<'_> {
     pub(in super::super) fn args(&self) -> Arguments {
         debug_assert!(self.meet.signals != 0 && self.stage.steps > 0);
-        let mut args = Arguments::new();
-        args.push(value(self.meet));
-        args.push(value(self.stage));
-        args.push(value(self.role));
-        args.push(value(code(self.op)));
-        args.push(eight_of(self.factors, 0));
-        args.push(eight_of(self.factors, 1));
-        self.puts.push(&mut args);
-        self.pulls.push(&mut args);
-        args
+        let [low, high] = factors(self.factors);
+        let head = [value(self.meet), value(self.stage), value(self.role), value(code(self.op)), low, high];
+        head.into_iter().chain(self.puts.args()).chain(self.pulls.args()).collect()
     }
 }

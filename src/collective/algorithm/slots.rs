@@ -9,7 +9,7 @@
 use super::{
     super::{
         case::Bulk,
-        kernels::{Arguments, Entry, Pieces, code, eight_of, eights, typed_float, value},
+        kernels::{Arguments, Entry, Pieces, code, eights, factors, typed_float, value},
         launch,
     },
     Algorithm, Case, Matched, Member,
@@ -92,11 +92,7 @@ impl Algorithm for Slots {
         let slot = member.pad().layout().inbox_slot;
         let blocks = blocks(largest, slot, member.limits);
         let cut = Tiling::even(largest, blocks as usize, slot);
-        let pieces = Pieces {
-            piece: cut.tile as u64,
-            count: u32::try_from(cut.rounds).expect("they are counted in 32 bits; a terabyte has some millions"),
-            returns: returns.into(),
-        };
+        let pieces = Pieces::of(&cut, returns);
         let (op, factors, meet) = (request.reduce, &member.factors(matched), member.barrier);
         let parcels = Parcels { from, bytes, to, op, factors, pieces, meet };
         let entry = entry(request.dtype).expect("chosen for floats");
@@ -142,13 +138,8 @@ pub(in super::super) struct Parcels<'a> {
 impl Parcels<'_> {
     pub(in super::super) fn args(&self) -> Arguments {
         debug_assert!(self.meet.signals != 0 && self.pieces.count > 0);
-        let mut args = Arguments::new();
-        args.push(value(self.meet));
-        args.push(value(code(self.op)));
-        args.push(eight_of(self.factors, 0));
-        args.push(eight_of(self.factors, 1));
-        args.push(value(self.pieces));
-        [&self.from, &self.bytes, &self.to].into_iter().for_each(|all| args.extend(eights(all)));
-        args
+        let [low, high] = factors(self.factors);
+        let head = [value(self.meet), value(code(self.op)), low, high, value(self.pieces)];
+        head.into_iter().chain([&self.from, &self.bytes, &self.to].into_iter().flat_map(eights)).collect()
     }
 }

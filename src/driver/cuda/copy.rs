@@ -1,11 +1,16 @@
 //! Copies and fills. A transfer of zero bytes makes no driver call.
 
-use cudarc::driver::sys;
+use cudarc::driver::sys::{self, CUresult};
 
 use super::{CudaGpu, fault, stream::stream};
 use crate::driver::{Address, Driver, DriverResult, Fault, RawStream};
 
 impl CudaGpu {
+    fn transfer(&self, bytes: usize, call: impl FnOnce() -> CUresult) -> DriverResult {
+        self.enter()?;
+        if bytes == 0 { Ok(()) } else { self.check(call()) }
+    }
+
     pub(super) unsafe fn copy_to_device(
         &self,
         dst: Address,
@@ -13,30 +18,18 @@ impl CudaGpu {
         bytes: usize,
         s: RawStream,
     ) -> DriverResult {
-        self.enter()?;
-        if bytes == 0 {
-            return Ok(());
-        }
         // SAFETY: the caller's promise: live ranges, `src` page-locked, both alive until the copy is done.
-        self.check(unsafe { sys::cuMemcpyHtoDAsync_v2(dst, src.cast(), bytes, stream(s)) })
+        self.transfer(bytes, || unsafe { sys::cuMemcpyHtoDAsync_v2(dst, src.cast(), bytes, stream(s)) })
     }
 
     pub(super) unsafe fn copy_to_host(&self, dst: *mut u8, src: Address, bytes: usize, s: RawStream) -> DriverResult {
-        self.enter()?;
-        if bytes == 0 {
-            return Ok(());
-        }
         // SAFETY: the caller's promise: live ranges, `dst` page-locked, both alive until the copy is done.
-        self.check(unsafe { sys::cuMemcpyDtoHAsync_v2(dst.cast(), src, bytes, stream(s)) })
+        self.transfer(bytes, || unsafe { sys::cuMemcpyDtoHAsync_v2(dst.cast(), src, bytes, stream(s)) })
     }
 
     pub(super) unsafe fn copy_within(&self, dst: Address, src: Address, bytes: usize, s: RawStream) -> DriverResult {
-        self.enter()?;
-        if bytes == 0 {
-            return Ok(());
-        }
         // SAFETY: the caller's promise: live ranges that this device may access and that do not overlap.
-        self.check(unsafe { sys::cuMemcpyDtoDAsync_v2(dst, src, bytes, stream(s)) })
+        self.transfer(bytes, || unsafe { sys::cuMemcpyDtoDAsync_v2(dst, src, bytes, stream(s)) })
     }
 
     pub(super) unsafe fn copy_between(
@@ -79,21 +72,13 @@ impl CudaGpu {
     }
 
     pub(super) unsafe fn fill_u8(&self, dst: Address, value: u8, bytes: usize, s: RawStream) -> DriverResult {
-        self.enter()?;
-        if bytes == 0 {
-            return Ok(());
-        }
         // SAFETY: the caller's promise: a live range that this device may write.
-        self.check(unsafe { sys::cuMemsetD8Async(dst, value, bytes, stream(s)) })
+        self.transfer(bytes, || unsafe { sys::cuMemsetD8Async(dst, value, bytes, stream(s)) })
     }
 
     pub(super) unsafe fn fill_u32(&self, dst: Address, value: u32, count: usize, s: RawStream) -> DriverResult {
-        self.enter()?;
-        if count == 0 {
-            return Ok(());
-        }
         // SAFETY: the caller's promise: a live range that this device may write, aligned to 4 bytes.
-        self.check(unsafe { sys::cuMemsetD32Async(dst, value, count, stream(s)) })
+        self.transfer(count, || unsafe { sys::cuMemsetD32Async(dst, value, count, stream(s)) })
     }
 
     pub(super) unsafe fn write_value(&self, address: Address, value: u64, s: RawStream) -> DriverResult {

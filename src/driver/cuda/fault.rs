@@ -81,7 +81,7 @@ pub(super) fn name(code: i32) -> &'static str {
 
 pub(super) fn fault(code: i32, detail: impl Into<String>) -> Fault {
     let (name, kind) = entry(code);
-    Fault { kind, code, name: name.to_owned(), detail: detail.into(), report: None }
+    crate::driver::fault::fault(kind, code, name, detail)
 }
 
 /// From a check of this crate, before any driver call.

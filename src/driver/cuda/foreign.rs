@@ -39,12 +39,8 @@ impl CudaGpu {
                 Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
             ],
         );
-        if kind != ON_DEVICE {
-            return Err(fault::invalid(format!("{at:#x} is not device memory of this process")));
-        }
-        if managed != 0 {
-            return Err(fault::invalid(format!("{at:#x} is managed memory, which belongs to no device")));
-        }
+        fail_if!(kind != ON_DEVICE, fault::invalid(format!("{at:#x} is not device memory of this process")));
+        fail_if!(managed != 0, fault::invalid(format!("{at:#x} is managed memory, which belongs to no device")));
         if owner != self.info.ordinal as u64 {
             let own = self.info.ordinal;
             return Err(fault::invalid(format!("{at:#x} is memory of GPU {owner}, not of GPU {own}")));

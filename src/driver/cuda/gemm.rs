@@ -16,7 +16,7 @@ use cudarc::cublas::sys::{
 };
 
 use super::{CudaGpu, fault, library, stream::stream};
-use crate::driver::{Address, DriverResult, Fault, FaultKind, Gemm, GemmType, RawEvent, RawStream, gate};
+use crate::driver::{self, Address, DriverResult, FaultKind, Gemm, GemmType, RawEvent, RawStream, gate};
 
 /// Number of streams that can multiply without waiting for each other.
 const SPACES: usize = 4;
@@ -191,13 +191,7 @@ impl CudaGpu {
         if kind == FaultKind::Other {
             self.memory_info()?;
         }
-        Err(Fault {
-            kind,
-            code: status as u32 as i32,
-            name: format!("{status:?}"),
-            detail: String::new(),
-            report: None,
-        })
+        Err(driver::fault::fault(kind, status as u32 as i32, format!("{status:?}"), ""))
     }
 }
 

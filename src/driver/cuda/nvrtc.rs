@@ -11,7 +11,7 @@ use super::{
     fault::{self, text},
     library,
 };
-use crate::driver::{DriverResult, Fault, FaultKind};
+use crate::driver::{self, DriverResult, FaultKind};
 
 struct Program(nvrtcProgram);
 
@@ -84,5 +84,5 @@ fn check(status: nvrtcResult, detail: impl FnOnce() -> String) -> DriverResult {
         nvrtcResult::NVRTC_ERROR_INVALID_OPTION => FaultKind::Unsupported,
         _ => FaultKind::Other,
     };
-    Err(Fault { kind, code: status as u32 as i32, name: format!("{status:?}"), detail: detail(), report: None })
+    Err(driver::fault::fault(kind, status as u32 as i32, format!("{status:?}"), detail()))
 }

@@ -87,11 +87,8 @@ impl HostGpu {
     }
 
     pub(super) fn check_virtual(&self) -> DriverResult {
-        if self.virtual_memory {
-            Ok(())
-        } else {
-            Err(fault::unsupported("this device has no virtual memory management"))
-        }
+        fail_if!(!self.virtual_memory, fault::unsupported("this device has no virtual memory management"));
+        Ok(())
     }
 
     pub(super) fn peer(&self, peer: &dyn Driver) -> Option<usize> {
@@ -176,9 +173,6 @@ pub(super) fn check_size(bytes: usize) -> DriverResult {
 }
 
 pub(super) fn check_aligned(address: Address, to: u64) -> DriverResult {
-    if address.is_multiple_of(to) {
-        Ok(())
-    } else {
-        Err(fault::invalid(format!("{address:#x} is not {to}-byte aligned")))
-    }
+    fail_if!(!address.is_multiple_of(to), fault::invalid(format!("{address:#x} is not {to}-byte aligned")));
+    Ok(())
 }

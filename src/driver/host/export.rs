@@ -4,7 +4,7 @@ use super::{
     fault,
     memory::Memory,
     pages::Pages,
-    window::{Shared, Windows},
+    window::{Shared, Windows, not_mapped},
 };
 use crate::driver::{Address, DriverResult};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,9 +22,7 @@ impl Memory {
 
 impl Windows {
     fn export(&mut self, address: Address, bytes: usize) -> DriverResult<OwnedFd> {
-        if !self.is_mapping(address, bytes) || self.shared(address).is_some() {
-            return Err(fault::invalid(format!("{bytes} bytes at {address:#x} are not what was mapped there")));
-        }
+        fail_if!(!self.is_mapping(address, bytes) || self.shared(address).is_some(), not_mapped(address, bytes));
         let memory = Pages::shareable(bytes).map_err(|why| fault::unsupported(format!("no shared memory: {why}")))?;
         self.share(address, bytes, memory.as_fd(), Shared::Exported)?;
         Ok(memory)

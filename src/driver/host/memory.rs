@@ -4,13 +4,13 @@
 //! wide and far outside the addresses of the operating system, which no other device uses while this one lives, nor for
 //! long afterwards. The upper half of a window is for addresses that are reserved first and mapped later (`window`).
 //! Page-locked and managed memory keep their host addresses.
-//! late as possible, and a gap follows each allocation.
+//! A gap follows each allocation.
 
 use super::{
     block::{ALIGN, Block},
     fault,
     timing::Side,
-    window::{Shared, Windows},
+    window::{Shared, Windows, not_mapped},
 };
 use crate::driver::{Address, DriverResult, Fault};
 use parking_lot::Mutex;
@@ -234,9 +234,7 @@ impl Memory {
         busy: impl FnOnce(*mut u8) -> bool,
     ) -> DriverResult {
         let windows = &mut self.devices[device].windows;
-        if !windows.is_mapping(from, bytes) {
-            return Err(fault::invalid(format!("{bytes} bytes at {from:#x} are not what was mapped there")));
-        }
+        fail_if!(!windows.is_mapping(from, bytes), not_mapped(from, bytes));
         if windows.shared(from).is_some() {
             return Err(fault::invalid(format!("the mapping at {from:#x} is for other processes, and does not move")));
         }

@@ -43,7 +43,6 @@ mod event;
 mod exec;
 #[cfg(all(target_os = "linux", not(miri)))]
 mod export;
-mod fault;
 #[cfg(feature = "blas")]
 mod gemm;
 mod gpu;
@@ -66,7 +65,7 @@ mod wait;
 mod watch;
 mod window;
 
-use super::{Driver, DriverRef, DriverResult, RawStream};
+use super::{Driver, DriverRef, DriverResult, RawStream, fault};
 use crate::error::op_site::OpSite;
 pub use config::{ExecutionOrder, HostConfig, MachineConfig};
 pub use exec::again;

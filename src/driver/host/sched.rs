@@ -200,7 +200,7 @@ impl Core {
 
     pub fn add_stream(&mut self, device: usize, priority: i32) -> DriverResult<Key> {
         let number = self.devices[device].streams;
-        let key = self.streams.insert(Stream::new(device, number, priority))?;
+        let key = self.streams.insert(Stream { device, number, priority, ..Stream::default() })?;
         self.devices[device].streams += 1;
         Ok(key)
     }

@@ -10,6 +10,7 @@ use crate::driver::{DriverResult, Fault};
 use parking_lot::Condvar;
 use std::{collections::VecDeque, sync::Arc};
 
+#[derive(Default)]
 pub(super) struct Stream {
     pub device: usize,
     /// In order of creation on the device, from 0.
@@ -38,8 +39,9 @@ pub(super) struct Harm {
     pub fault: Fault,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
+    #[default]
     Idle,
     Ready,
     Active,
@@ -58,25 +60,6 @@ pub(super) enum Who {
 }
 
 impl Stream {
-    pub fn new(device: usize, number: usize, priority: i32) -> Self {
-        Stream {
-            device,
-            number,
-            priority,
-            state: State::Idle,
-            queue: VecDeque::new(),
-            capture: None,
-            submitted: 0,
-            completed: 0,
-            failed_from: None,
-            destroyed: false,
-            waiters: Vec::new(),
-            harm: None,
-            tried: None,
-            finishes: Vec::new(),
-        }
-    }
-
     pub fn finish(&self, seq: u64) -> Time {
         let last = self.finishes.len().min(seq as usize);
         last.checked_sub(1).map_or(0, |i| self.finishes[i])
@@ -86,9 +69,7 @@ impl Stream {
     pub fn hurt(&mut self, after: u64, fault: Fault) {
         self.harm.get_or_insert(Harm { after, fault });
     }
-}
 
-impl Stream {
     pub fn check_no_capture(&self) -> DriverResult {
         fail_if!(self.capture.is_some(), fault::unsupported("the stream captures, and a graph cannot hold that"));
         Ok(())

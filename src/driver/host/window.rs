@@ -5,7 +5,7 @@ use super::{
     fault,
     pages::{GRANULARITY, Pages},
 };
-use crate::driver::{Address, DriverResult};
+use crate::driver::{Address, DriverResult, Fault};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 pub(super) struct Windows {
@@ -143,9 +143,7 @@ impl Windows {
         busy: impl FnOnce(*mut u8) -> bool,
     ) -> DriverResult<Option<Shared>> {
         let (start, window) = self.around(address, bytes)?;
-        if window.mapped.get(&address) != Some(&bytes) {
-            return Err(fault::invalid(format!("{bytes} bytes at {address:#x} are not what was mapped there")));
-        }
+        fail_if!(window.mapped.get(&address) != Some(&bytes), not_mapped(address, bytes));
         window.mapped.remove(&address);
         let offset = (address - start) as usize;
         let shared = window.shared.remove(&address);
@@ -180,12 +178,14 @@ impl Windows {
     }
 }
 
+pub(super) fn not_mapped(address: Address, bytes: usize) -> Fault {
+    fault::invalid(format!("{bytes} bytes at {address:#x} are not what was mapped there"))
+}
+
 fn check_multiple(what: &str, n: u64) -> DriverResult {
-    if n.is_multiple_of(GRANULARITY as u64) {
-        Ok(())
-    } else {
-        Err(fault::invalid(format!("{what}: {n:#x} is not a multiple of the granularity, {GRANULARITY:#x}")))
-    }
+    let wrong = || format!("{what}: {n:#x} is not a multiple of the granularity, {GRANULARITY:#x}");
+    fail_if!(!n.is_multiple_of(GRANULARITY as u64), fault::invalid(wrong()));
+    Ok(())
 }
 
 #[cfg(all(test, any(target_os = "linux", target_os = "macos"), not(miri)))]

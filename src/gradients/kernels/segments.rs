@@ -3,10 +3,10 @@
 //! checker what is touched.
 #![allow(missing_docs, reason = "only the crates above see it, through `extend`")]
 
-pub use crate::collective::kernels::Arguments;
+pub use crate::collective::kernels::{Arguments, value};
 use crate::{
     Device, LaunchDims, Module,
-    driver::{Address, HostArg, KernelArg, Launch, ValueBytes},
+    driver::{Address, HostArg, KernelArg, Launch},
     error::Result,
     gradients::element::private::Named,
     memory::{DeviceCopy, DeviceView, block::BlockRef, hazard::Access},
@@ -27,10 +27,6 @@ pub struct Segment<'a, G: DeviceCopy> {
     pub len: usize,
     /// None: pack writes zeros, unpack writes nothing.
     pub memory: Option<DeviceView<'a, G>>,
-}
-
-pub fn value<T: bytemuck::Pod>(x: T) -> KernelArg {
-    KernelArg::Value(ValueBytes::new(bytemuck::bytes_of(&x)))
 }
 
 pub fn slice(address: Address, bytes: usize, write: bool) -> KernelArg {

@@ -1,11 +1,8 @@
 //! The backings `malloc`, `pinned` and `managed`: single allocations of the driver; each one is a region.
 
-use super::{
-    Backing, ChunkKind, FreeAround, Mapping, Mappings, Moved, Region,
-    fault::{invalid, out_of_memory, unsupported},
-};
+use super::{Backing, ChunkKind, FreeAround, Mapping, Mappings, Moved, Region};
 use crate::{
-    driver::{Address, DriverResult, FaultKind},
+    driver::{Address, DriverResult, FaultKind, fault},
     memory::handle::DeviceHandle,
 };
 use smallvec::smallvec;
@@ -27,8 +24,8 @@ impl Chunks {
 
     fn allocate(&mut self, bytes: u64) -> DriverResult<Address> {
         self.driver_calls += 1;
-        let size =
-            usize::try_from(bytes).map_err(|_| invalid(format!("{bytes} bytes are more than any memory has")))?;
+        let size = usize::try_from(bytes)
+            .map_err(|_| fault::invalid(format!("{bytes} bytes are more than any memory has")))?;
         let driver = &self.handle.driver;
         match self.kind {
             ChunkKind::Device => driver.mem_alloc(size),
@@ -48,7 +45,7 @@ impl Backing for Chunks {
     }
 
     fn grow(&mut self, bytes: u64, unit: u64, budget: u64, _: FreeAround) -> DriverResult<Mappings> {
-        fail_if!(bytes > budget, out_of_memory(format!("{bytes} bytes are asked for, {budget} are allowed")));
+        fail_if!(bytes > budget, fault::no_memory(format!("{bytes} bytes are asked for, {budget} are allowed")));
         let mut size = bytes.max(unit).min(budget);
         let address = match self.allocate(size) {
             Err(fault) if fault.kind == FaultKind::OutOfMemory && size > bytes => {
@@ -74,7 +71,7 @@ impl Backing for Chunks {
 
     unsafe fn unmap(&mut self, region: u32, unit: Range<Address>) -> DriverResult {
         let Some(found) = self.regions.get(region as usize).and_then(Option::as_ref) else {
-            return Err(invalid(format!("there is no region {region}")));
+            return Err(fault::invalid(format!("there is no region {region}")));
         };
         self.driver_calls += 1;
         // SAFETY: the caller's promise.
@@ -88,7 +85,7 @@ impl Backing for Chunks {
     }
 
     unsafe fn move_units(&mut self, _: &[(u32, Range<Address>)], _: u64, _: FreeAround) -> Moved {
-        Moved { fault: Some(unsupported("allocations do not move")), ..Moved::default() }
+        Moved { fault: Some(fault::unsupported("allocations do not move")), ..Moved::default() }
     }
 
     fn reserved(&self) -> u64 {

@@ -18,7 +18,6 @@
 //! **Errors.** A call that fails has changed nothing, except where its documentation says so. Nothing here panics.
 
 mod chunks;
-mod fault;
 mod holes;
 #[cfg(test)]
 #[path = "../../../tests/unit/memory/backing/model_tests.rs"]

@@ -31,12 +31,7 @@ pub(crate) fn open(
     match opened {
         Ok(Some(vmm)) => return Ok(Box::new(vmm)),
         Ok(None) => {
-            event!(
-                warn,
-                "memory_in_pieces",
-                device,
-                "copies to and from mapped memory do not arrive; memory is allocated in single pieces"
-            );
+            event!(warn, "memory_in_pieces", device, "copies of mapped memory do not arrive; memory comes in pieces");
         }
         Err(fault)
             if choice == BackingChoice::Vmm || matches!(fault.kind, FaultKind::DeviceLost | FaultKind::Misuse) =>
@@ -45,10 +40,7 @@ pub(crate) fn open(
         }
         Err(fault) if fault.kind == FaultKind::Unsupported => {}
         Err(fault) => {
-            event!(
-                warn, "memory_in_pieces", device, %fault,
-                "no window of addresses; memory is allocated in single pieces"
-            );
+            event!(warn, "memory_in_pieces", device, %fault, "no window of addresses; memory comes in pieces");
         }
     }
     Ok(chunks())

@@ -2,10 +2,9 @@
 //!
 //! The backing adds, moves and gives back units; a block's last drop may give back the rest after the pool has ended.
 
-use super::fault::invalid;
 use crate::{
     contain::Contained,
-    driver::{Address, DriverResult, Fault, FaultKind, observe::Token},
+    driver::{Address, DriverResult, FaultKind, fault::invalid, observe::Token},
     memory::handle::DeviceHandle,
 };
 use once_cell::sync::OnceCell;
@@ -201,12 +200,6 @@ fn whole<'a>(units: &'a mut BTreeMap<Address, Unit>, unit: &Range<Address>) -> D
 impl Drop for Region {
     fn drop(&mut self) {
         self.handle.acquire(self.known.get_mut().as_deref());
-        let refused = |fault: Fault| {
-            event!(warn, "memory_not_returned", device = self.handle.device, %fault, "memory could not be given back");
-            if let Some(report) = fault.report {
-                self.handle.refuse(report);
-            }
-        };
         let units = std::mem::take(&mut *self.units.lock());
         let mut empty = true;
         for (start, Unit { bytes, state }) in units {
@@ -217,7 +210,7 @@ impl Drop for Region {
                     if let Err(fault) = unsafe { self.give_back(&(start..start + bytes)) } {
                         // After a fault of another kind it is given back, or nothing more can be done.
                         empty &= fault.kind != FaultKind::Misuse;
-                        refused(fault);
+                        self.handle.not_returned(fault);
                     }
                 }
                 State::Leaked => empty = false,
@@ -227,7 +220,7 @@ impl Drop for Region {
         if let Some(window) = self.window.take().filter(|_| empty) {
             // SAFETY: nothing is mapped there any more, and no code knows the addresses.
             if let Err(fault) = unsafe { self.handle.driver.vm_release(window.start, window.end - window.start) } {
-                refused(fault);
+                self.handle.not_returned(fault);
             }
         }
         if !empty {

@@ -4,9 +4,9 @@
 //! Called once by [`open`](super::open()). Invariant: when a test returns, nothing of it is in flight, or its memory is
 //! leaked.
 
-use super::{Backing, ProbeContext, fault::fault, vmm::Vmm};
+use super::{Backing, ProbeContext, vmm::Vmm};
 use crate::{
-    driver::{Address, DriverRef, DriverResult, FaultKind, RawStream, host},
+    driver::{Address, DriverRef, DriverResult, FaultKind, RawStream, fault, host},
     memory::handle::DeviceHandle,
     stall::StallTimer,
 };
@@ -45,7 +45,7 @@ pub(super) fn verify_backing(vmm: &mut Vmm, probe: ProbeContext) -> DriverResult
             unsafe { vmm.unmap(mapping.region, unit)? };
         }
     }
-    tried.unwrap_or_else(|Unfinished| Err(fault(FaultKind::Other, 600, "CUDA_ERROR_NOT_READY", String::new())))
+    tried.unwrap_or_else(|Unfinished| Err(fault::not_ready("")))
 }
 
 struct Unfinished;

@@ -5,11 +5,10 @@
 
 use super::{
     Backing, FreeAround, Mapping, Mappings, Moved, Region,
-    fault::{out_of_memory, unsupported},
     holes::{self, Hole},
 };
 use crate::{
-    driver::{Address, DriverResult, FaultKind},
+    driver::{Address, DriverResult, FaultKind, fault},
     memory::handle::DeviceHandle,
 };
 use std::{ops::Range, sync::Arc};
@@ -32,7 +31,7 @@ pub(super) struct Vmm {
 
 impl Vmm {
     pub fn open(handle: &Arc<DeviceHandle>) -> DriverResult<Self> {
-        let granularity = handle.driver.vm_granularity().ok_or_else(|| unsupported("no virtual memory"))? as u64;
+        let granularity = handle.driver.vm_granularity().ok_or_else(|| fault::unsupported("no virtual memory"))? as u64;
         // No address space is larger, even if the device reports a larger one.
         let total = handle.driver.info().total_memory.min(MOST).next_multiple_of(granularity).max(granularity);
         let mut bytes = (ROOM * total).max(SMALLEST).next_multiple_of(granularity);
@@ -79,11 +78,10 @@ impl Backing for Vmm {
         let unit = unit.max(1).next_multiple_of(self.granularity);
         // The driver limits the memory. The window has room for all of it, but maybe not in one piece.
         let Some(place) = holes::to_fill(&self.holes(free), bytes, self.granularity) else {
-            return Err(out_of_memory(format!("no hole in the window takes {bytes} bytes")));
+            return Err(fault::no_memory(format!("no hole in the window takes {bytes} bytes")));
         };
-        if place.end - place.start > budget {
-            return Err(out_of_memory(format!("{} bytes are missing, {budget} are allowed", place.end - place.start)));
-        }
+        let missing = place.end - place.start;
+        fail_if!(missing > budget, fault::no_memory(format!("{missing} bytes are missing, {budget} are allowed")));
         let mut mapped = Mappings::new();
         let mut at = place.start;
         while at < place.end {
@@ -96,12 +94,7 @@ impl Backing for Vmm {
                     for Mapping { address, bytes, .. } in mapped {
                         // SAFETY: mapped just now; no other code knows of it.
                         let undone = unsafe { self.unmap(REGION, address..address + bytes) };
-                        if let Err(fault) = undone {
-                            event!(
-                                warn, "memory_not_returned", device = self.region.handle.device, %fault,
-                                "memory could not be given back"
-                            );
-                        }
+                        let _ = undone.map_err(|fault| self.region.handle.not_returned(fault));
                     }
                     return Err(fault);
                 }

@@ -87,7 +87,7 @@ impl Cache {
 mod make {
     use super::*;
     use crate::{
-        driver::{Fault, FaultKind},
+        driver::{FaultKind, fault},
         error::Error,
         memory::hazard::Lending,
     };
@@ -146,13 +146,7 @@ mod make {
         #[track_caller]
         fn window(&self, op: &'static str, bytes: usize) -> Result<Window> {
             let (handle, driver) = (&self.handle, &self.handle.driver);
-            let unsupported = || Fault {
-                kind: FaultKind::Unsupported,
-                code: 801,
-                name: "CUDA_ERROR_NOT_SUPPORTED".into(),
-                detail: "this device has no virtual memory management".into(),
-                report: None,
-            };
+            let unsupported = || fault::unsupported("this device has no virtual memory management");
             let unit = handle.check(op, driver.vm_granularity().ok_or_else(unsupported))?;
             let bytes = bytes.checked_next_multiple_of(unit).filter(|bytes| isize::try_from(*bytes).is_ok());
             let Some(bytes) = bytes else {

@@ -8,7 +8,7 @@
 use super::{ATTEMPTS, Cache, GRAIN, Request};
 use crate::{
     driver::{Address, FaultKind, observe::FailPoint},
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     memory::{
         LeakReport,
         backing::{ChunkKind, Mapping},
@@ -98,9 +98,7 @@ impl Cache {
                 None => false,
             };
             if !again {
-                if let Some(ledger) = &mut self.ledger {
-                    ledger.out_of_memory(request.bytes, crate::error::op_site::OpSite::current());
-                }
+                self.note(|ledger| ledger.out_of_memory(request.bytes, OpSite::current()));
                 return Err(report.into_error());
             }
         }
@@ -236,9 +234,7 @@ impl Cache {
         for Mapping { region, keep_alive, address, bytes } in mapped {
             self.regions.entry(region).or_insert(keep_alive);
             self.heap.insert(region, address, bytes);
-            if let Some(ledger) = &mut self.ledger {
-                ledger.mapped(address, bytes);
-            }
+            self.note(|ledger| ledger.mapped(address, bytes));
         }
         self.stats.peak_reserved = self.stats.peak_reserved.max(self.backing.reserved());
     }
@@ -267,9 +263,7 @@ impl Cache {
         for (region, unit) in moved.from {
             let bytes = unit.end - unit.start;
             self.heap.remove(region, unit.start, bytes);
-            if let Some(ledger) = &mut self.ledger {
-                ledger.unmapped(unit.start, bytes);
-            }
+            self.note(|ledger| ledger.unmapped(unit.start, bytes));
         }
         self.add(moved.to);
         match moved.fault {
@@ -330,23 +324,15 @@ impl Cache {
                 let bytes = unit.end - unit.start;
                 // SAFETY: the unit is free, and its uses are over on every device.
                 if let Err(fault) = unsafe { self.backing.unmap(region, unit.clone()) } {
-                    event!(
-                        warn, "memory_not_returned", device = self.handle.device, %fault,
-                        "memory could not be given back"
-                    );
                     let refused = fault.kind == FaultKind::Misuse;
-                    if let Some(report) = fault.report {
-                        self.handle.refuse(report);
-                    }
+                    self.handle.not_returned(fault);
                     if refused {
                         continue;
                     }
                 }
                 self.heap.remove(region, unit.start, bytes);
                 given += bytes;
-                if let Some(ledger) = &mut self.ledger {
-                    ledger.unmapped(unit.start, bytes);
-                }
+                self.note(|ledger| ledger.unmapped(unit.start, bytes));
             }
         }
         let regions = &mut self.regions;
@@ -362,9 +348,7 @@ impl Cache {
         self.collect();
         self.dissolve();
         let given = self.give_back(stop);
-        if let Some(ledger) = &mut self.ledger {
-            ledger.trimmed(given);
-        }
+        self.note(|ledger| ledger.trimmed(given));
         given
     }
 }
@@ -383,13 +367,8 @@ impl Drop for Cache {
             && self.stats.in_use > 0
         {
             let live = LeakReport { leaks: ledger.leaks() };
-            event!(
-                warn,
-                "buffers_outlive_pool",
-                device = self.handle.device,
-                kind = self.backing.name(),
-                "buffers outlive their pool: {live}"
-            );
+            let (device, kind) = (self.handle.device, self.backing.name());
+            event!(warn, "buffers_outlive_pool", device, kind, "buffers outlive their pool: {live}");
         }
         self.dedicated.end();
         self.dissolve();

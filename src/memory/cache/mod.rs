@@ -105,7 +105,7 @@ impl Cache {
             settings: settings.clone(),
             backing: backing::open(handle, kind, settings.choice, probe)?,
             regions: HashMap::new(),
-            heap: Heap::new(),
+            heap: Heap::default(),
             small: Small::new(),
             spare: Vec::new(),
             dedicated: DedicatedChunks::default(),
@@ -168,11 +168,15 @@ impl Cache {
             let device = block.device().map(|_| watch.device);
             watch.checker.allocated(block.address, request.bytes, device, self.kind != ChunkKind::Device);
         }
-        if let Some(ledger) = &mut self.ledger {
-            let stream = request.stream.map_or(0, |stream| stream.id);
-            ledger.allocated(block.address, request.bytes, block.bytes, stream, OpSite::current());
-        }
+        let stream = request.stream.map_or(0, |stream| stream.id);
+        self.note(|ledger| ledger.allocated(block.address, request.bytes, block.bytes, stream, OpSite::current()));
         Ok(self.hand_out(block, request))
+    }
+
+    fn note(&mut self, note: impl FnOnce(&mut Ledger)) {
+        if let Some(ledger) = &mut self.ledger {
+            note(ledger);
+        }
     }
 
     #[inline(always)]
@@ -210,9 +214,7 @@ impl Cache {
             block = looked_at;
         }
         self.take_back(&block);
-        if let Some(ledger) = &mut self.ledger {
-            ledger.freed(block.address, remote);
-        }
+        self.note(|ledger| ledger.freed(block.address, remote));
         match block.origin {
             Origin::Slab { .. } => self.small.put(block),
             Origin::Piece { piece, .. } => {

@@ -27,11 +27,13 @@ pub(super) struct Bins {
     heads: Box<[u32; LISTS]>,
 }
 
-impl Bins {
-    pub(super) fn new() -> Self {
+impl Default for Bins {
+    fn default() -> Self {
         Bins { rows: 0, lists: [0; ROWS], heads: Box::new([NONE; LISTS]) }
     }
+}
 
+impl Bins {
     pub(super) fn head(&self, list: usize) -> u32 {
         self.heads[list]
     }

@@ -74,6 +74,7 @@ pub(crate) struct Span {
     pub piece: Option<u32>,
 }
 
+#[derive(Default)]
 pub(crate) struct Heap<P> {
     nodes: Nodes,
     /// By node: what is known of a free range; empty for other nodes. A separate array, so that nodes stay small.
@@ -88,17 +89,6 @@ pub(crate) struct Heap<P> {
 impl<P: Payload> Heap<P> {
     /// Sizes are rounded up to it; addresses and sizes of all ranges are multiples of it.
     pub(crate) const GRAIN: usize = nodes::GRAIN as usize;
-
-    pub(crate) fn new() -> Self {
-        Heap {
-            nodes: Nodes::default(),
-            payloads: Vec::new(),
-            bins: Bins::new(),
-            runs: BTreeMap::new(),
-            free_grains: 0,
-            live: 0,
-        }
-    }
 
     pub(crate) fn free_ranges(&self) -> impl Iterator<Item = FreeRange<'_, P>> {
         let free = self.nodes.iter().zip(&self.payloads).filter(|(node, _)| node.is_free());

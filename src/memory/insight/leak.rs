@@ -37,14 +37,6 @@ impl LeakReport {
     }
 
     /// Bytes of all leaks on all devices: the sum of [`Leak::bytes`], which are rounded up to size classes.
-    ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(2).record_memory(true).build()?;
-    /// let kept = pool.run(|dev, _| dev.zeros::<u8>(1 << 20))?;
-    /// assert_eq!(pool.leaks()?.bytes(), 2 << 20);
-    /// # drop(kept);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     pub fn bytes(&self) -> u64 {
         self.leaks.iter().map(|leak| leak.bytes).sum()
     }

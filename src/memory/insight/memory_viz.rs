@@ -26,7 +26,7 @@ struct Settings {
     expandable_segments: bool,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Segment {
     device: i64,
     address: i64,
@@ -81,13 +81,7 @@ impl MemorySnapshot {
     /// PyTorch's `torch/cuda/_memory_viz.py` reads the file, too. The events have microseconds since the pool was
     /// built.
     ///
-    /// ```
-    /// # use gpu_pool::{GpuPool, memory::MemorySnapshot};
-    /// let pool = GpuPool::builder().host(2).record_memory(true).build()?;
-    /// let pickle = MemorySnapshot::memory_viz(&pool.memory_snapshots()?); // std::fs::write("memory.pickle", &pickle)
-    /// assert_eq!((pickle[0], pickle[1]), (0x80, 3)); // the third version of pickles
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
+    /// `std::fs::write("memory.pickle", MemorySnapshot::memory_viz(&pool.memory_snapshots()?))`, for example.
     pub fn memory_viz(devices: &[MemorySnapshot]) -> Vec<u8> {
         let mut device_traces = Vec::new();
         for snapshot in devices {
@@ -123,20 +117,8 @@ fn segments(snapshot: &MemorySnapshot) -> Vec<Segment> {
 
 impl Segment {
     fn new(device: i64, address: i64, total_size: i64) -> Self {
-        Segment {
-            device,
-            address,
-            total_size,
-            allocated_size: 0,
-            active_size: 0,
-            requested_size: 0,
-            stream: 0,
-            segment_type: "large",
-            segment_pool_id: (0, 0),
-            is_expandable: true,
-            frames: Vec::new(),
-            blocks: Vec::new(),
-        }
+        let known = Segment { device, address, total_size, ..Segment::default() };
+        Segment { segment_type: "large", is_expandable: true, ..known }
     }
 
     fn add(&mut self, block: &BlockInfo) {

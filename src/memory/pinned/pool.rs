@@ -65,13 +65,8 @@ impl PinnedPool {
                 }
                 (done, _) => return done,
             };
-            event!(
-                debug,
-                "pinned_memory_retried",
-                op,
-                requested = refused.requested,
-                "page-locked memory is asked for again"
-            );
+            let requested = refused.requested;
+            event!(debug, "pinned_memory_retried", op, requested, "page-locked memory is asked for again");
             attempts -= 1;
         }
     }

@@ -116,21 +116,6 @@ impl StreamCore {
         }
     }
 
-    #[cfg(test)]
-    pub(crate) fn publish_now(&self) {
-        if self.handle.stepped {
-            return;
-        }
-        let told = match &self.milestones {
-            Milestones::Word { published, .. } => published.get(),
-            Milestones::Events(events) => events.lock().back().map_or(0, |&(_, covered)| covered),
-        };
-        let submitted = self.submitted.get();
-        if submitted > told && self.completed.get() < submitted {
-            self.set_milestone();
-        }
-    }
-
     /// To a checker the calling thread has learned nothing; threads that rely on the answer use
     /// [`has_completed`](Self::has_completed).
     pub(crate) fn poll(&self) -> u64 {

@@ -118,7 +118,7 @@ fn check(heap: &Heap<Tags>) {
 }
 
 fn heap(bytes: u64) -> Heap<Tags> {
-    let mut heap = Heap::new();
+    let mut heap = Heap::default();
     heap.insert(0, 1 << 40, bytes);
     heap
 }
@@ -229,7 +229,7 @@ fn alignment_from_256_bytes_to_2_mib() {
 
 #[test]
 fn an_aligned_piece_is_found_behind_ranges_that_only_look_long_enough() {
-    let mut heap = Heap::<Tags>::new();
+    let mut heap = Heap::<Tags>::default();
     // 40 ranges of 2 MiB that begin 4 KiB after a boundary, and one in which 2 MiB fit.
     for i in 1..=40 {
         heap.insert(i, (u64::from(i) << 30) + G, 2 * MIB);

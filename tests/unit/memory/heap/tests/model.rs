@@ -41,7 +41,7 @@ impl World {
     /// Maps most of one region, and a little of the other.
     fn new() -> Self {
         let cells = vec![vec![Cell::Unmapped; GRAINS as usize]; REGIONS as usize];
-        let mut world = World { heap: Heap::new(), cells, live: vec![], tag: 0 };
+        let mut world = World { heap: Heap::default(), cells, live: vec![], tag: 0 };
         world.map(0, 1500, true);
         world.map(GRAINS as usize + 100, 300, true);
         world
