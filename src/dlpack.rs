@@ -159,7 +159,8 @@ impl Device {
 
     /// A part of a shared buffer as a read-only tensor for another library, without a copy; the buffer lives until that
     /// library releases the tensor. The host waits until the part has been written. Meanwhile all devices and other
-    /// tensors may read the buffer, and no code can write it: it is shared.
+    /// tensors may read the buffer, and no code can write it: it is shared. For example
+    /// `dev.to_dlpack_part(&shared, 2..4, &[1, 2])?`.
     ///
     /// # Errors
     /// As [`to_dlpack`](Self::to_dlpack).
@@ -232,6 +233,7 @@ impl Device {
 impl<T: DeviceCopy + DlpackElement> PinnedBuffer<T> {
     /// Page-locked memory as a tensor of the CPU for another library, without a copy. The host waits until the buffer's
     /// copies are over. When that library releases the tensor, on any thread, the memory goes back to its pool.
+    /// `pinned.into_dlpack(&[rows, columns])?`, for example.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the product of `shape` is not the buffer's length; as

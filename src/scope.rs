@@ -329,7 +329,7 @@ impl<'w> Watch<'w> {
         } else if busy && !seen.told {
             // A scope always waits for a closure that has started, but not silently.
             let missing: Vec<usize> = ranks.filter(|&r| !gang.has_left(r)).map(|r| gang.device(r)).collect();
-            let (waited, started) = (seen.stall.waited(), gang.site());
+            let (waited, started) = (seen.stall.waited(), gang.site);
             let last_calls = listed(&self.shared.last_calls(gang.members()));
             event!(
                 warn, "scope_stalls", ?missing, ?waited, %started, %last_calls,

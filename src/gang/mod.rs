@@ -144,10 +144,6 @@ impl Gang {
         self.place.get()
     }
 
-    pub(crate) fn site(&self) -> Site {
-        self.site
-    }
-
     /// The number of members.
     pub fn count(&self) -> usize {
         self.members.len()

@@ -67,7 +67,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// `Avg` divides by the number of all members, and missing gradients count as zero. For an average over the members
     /// that have a batch use `Scaled`, with [`set_weight`](Self::set_weight) of one over the number returned here. (In
     /// DDP's `join`, members that have ended shadow the others' collectives, and the last member's weights are
-    /// broadcast at the end.)
+    /// broadcast at the end.) The page "Gradients" of the guide has such a loop.
     ///
     /// `InvalidArgument` within a step, in a capture and after a failure; `Mismatch`, `Timeout`, `Aborted`.
     #[track_caller]

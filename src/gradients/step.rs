@@ -176,10 +176,9 @@ impl<T: Gradient> GradientExchange<T> {
     #[track_caller]
     fn check_end(&mut self, dev: &Device, op: &'static str) -> Result<()> {
         self.check(dev, op)?;
-        match self.readiness.has_begun() || self.is_empty() {
-            true => Ok(()),
-            false => Err(Error::invalid(op, "no gradient was ready since the last step; who has none says `nothing`")),
-        }
+        let begun = self.readiness.has_begun() || self.is_empty();
+        invalid_if!(!begun, op, "no gradient was ready since the last step; who has none says `nothing`");
+        Ok(())
     }
 
     /// Ends the step. Gradients that are neither ready nor [held](Self::holds) count as zero, all buckets are started,

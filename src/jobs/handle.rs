@@ -48,10 +48,6 @@ impl Wake for Parker {
     fn wake(self: Arc<Self>) {
         self.0.notify();
     }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.0.notify();
-    }
 }
 
 thread_local! {

@@ -82,7 +82,8 @@ impl<'j> JobSpec<'j> {
     }
 
     /// Runs on so many devices in parallel, as one gang: the closure runs on each of them, with the group of all, and
-    /// the handle has the results by rank. It begins when so many devices are idle.
+    /// the handle has the results by rank. It begins when so many devices are idle. The page "Jobs" of the guide has
+    /// an example.
     pub fn gpus(mut self, gpus: usize) -> JobSpec<'j, Several> {
         self.need.gpus = gpus;
         self.into_kind()

@@ -63,7 +63,7 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
 
     /// Rows of `width` elements for the devices to read; [`GpuPool::with`](crate::GpuPool::with) splits them
     /// over the devices. The host may read at the same time. Devices that write the memory are waited for on the
-    /// devices, as for all memory.
+    /// devices, as for all memory. `pool.with(table.rows(3)).run(|dev, shard, rows| ..)`, for example.
     pub fn rows(&self, width: usize) -> UnifiedRows<'_, T> {
         UnifiedRows { buffer: self, width }
     }

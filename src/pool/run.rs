@@ -244,7 +244,8 @@ impl GpuPool {
     }
 
     /// [`run`](Self::run) with the caller's own error type. Peers of the device that failed get the error's text, in
-    /// [`Error::Aborted`]. The text is made once, after the abort: only a peer that reads the text waits for it.
+    /// [`Error::Aborted`]. The text is made once, after the abort: only a peer that reads the text waits for it. The
+    /// page "Pools" of the guide has an example.
     ///
     /// # Errors
     /// The error of the first closure that fails; `E::from` of this crate's errors, as for [`run`](Self::run).
@@ -284,7 +285,8 @@ impl GpuPool {
         Run::new(&self.shared, ()).named(name)
     }
 
-    /// Runs `f` on every device, each with its own rows (of `width` items) of `out`.
+    /// Runs `f` on every device, each with its own rows (of `width` items) of `out`. The page "Shards" of the guide
+    /// has an example.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when `width` is 0 or does not divide the length; else as [`run`](Self::run).

@@ -90,7 +90,7 @@ where
     let returned = begun.and_then(|_entry| {
         let dev = Device::new(worker, gang, part.rank, part.world);
         let slice =
-            worker.handle.lane.slice(Category::Closure, "closure", Some(OpSite { op: "scope", site: gang.site() }));
+            worker.handle.lane.slice(Category::Closure, "closure", Some(OpSite { op: "scope", site: gang.site }));
         let returned = panics::catch(device, || f(&dev, shard));
         drop(slice);
         gang.last_call(part.rank, dev.session.last_call.get());
@@ -130,7 +130,7 @@ where
 pub(super) fn begin<'w>(worker: &'w Worker, gang: &Arc<Gang>) -> Result<Entry<'w>> {
     worker.handle.strike(FailPoint::BeforeMember);
     worker.handle.progress.advance();
-    let entry = worker.calls.begin(Kind::Scope, "scope begin", gang.site(), 0);
+    let entry = worker.calls.begin(Kind::Scope, "scope begin", gang.site, 0);
     // An earlier gang may have failed on another member only, so that this member has not forgotten its messages.
     forget(worker, gang.place() - 1);
     barrier::resync_later(worker, gang)?;

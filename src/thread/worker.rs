@@ -271,15 +271,19 @@ impl Worker {
         self.streams.engines(&self.handle)
     }
 
+    fn with_main<'s>(&'s self, others: &'s [PooledStream]) -> impl Iterator<Item = &'s Arc<StreamCore>> {
+        std::iter::once(&self.main).chain(others.iter().map(|pooled| &pooled.core))
+    }
+
     pub(crate) fn submitted(&self) -> SmallVec<[u64; 4]> {
         let streams = self.streams.all();
-        std::iter::once(&self.main).chain(streams.iter().map(|pooled| &pooled.core)).map(|s| s.submitted()).collect()
+        self.with_main(&streams).map(|s| s.submitted()).collect()
     }
 
     /// Events behind the work that came to the streams after [`submitted`](Self::submitted).
     pub(crate) fn record_new(&self, op: &'static str, before: &[u64]) -> Result<SmallVec<[Event; 1]>> {
         let streams = self.streams.all();
-        let all = std::iter::once(&self.main).chain(streams.iter().map(|pooled| &pooled.core));
+        let all = self.with_main(&streams);
         let before = before.iter().copied().chain(std::iter::repeat(0));
         let new = all.zip(before).filter(|(stream, before)| stream.submitted() > *before || stream.is_lent());
         new.map(|(stream, _)| Event::record(stream, op, false)).collect()
@@ -288,8 +292,7 @@ impl Worker {
     /// Records an event behind each stream's new work, for threads that get memory and must not wait for later work.
     pub(crate) fn record_early(&self, op: &'static str) -> Result<()> {
         let streams = self.streams.all();
-        let mut all = std::iter::once(&self.main).chain(streams.iter().map(|pooled| &pooled.core));
-        all.try_for_each(|stream| stream.record_early(op))
+        self.with_main(&streams).try_for_each(|stream| stream.record_early(op))
     }
 
     pub(crate) fn drain(&self) -> Result<()> {
@@ -302,15 +305,13 @@ impl Worker {
     /// A scope has ended, and [`drain`](Self::drain) has succeeded.
     pub(crate) fn end_scope(&self) {
         let streams = self.streams.all();
-        std::iter::once(&self.main)
-            .chain(streams.iter().map(|pooled| &pooled.core))
-            .for_each(|stream| stream.end_scope());
+        self.with_main(&streams).for_each(|stream| stream.end_scope());
     }
 
     pub(crate) fn wait_idle(&self, op: &'static str, stop: impl Fn() -> bool) -> Result<()> {
         let limit = self.shared.deadline;
         let streams = self.streams.all();
-        let all = std::iter::once(&self.main).chain(streams.iter().map(|pooled| &pooled.core));
+        let all = self.with_main(&streams);
         // Waits for each stream, even after an error: the caller must know that none is in use.
         all.map(|stream| stream.wait_idle(op, limit, &stop)).fold(Ok(()), Result::and)
     }
