@@ -1,12 +1,10 @@
 //! A process's connection to the hub: a reader, and a thread that beats. Both end with the [`Client`], and when the
 //! connection does.
 
-use super::{
-    greet,
-    server::{beat, check_secret, spawn},
-    wire::{self, Failure, Record, ToHost, ToHub},
-    world::Local,
-};
+use super::greet;
+use super::server::{beat, check_secret, spawn};
+use super::wire::{self, Failure, Record, ToHost, ToHub};
+use super::world::Local;
 use crate::runtime::StallTimer;
 use gpu_pool::{Error, Result};
 use parking_lot::{Condvar, Mutex};
@@ -62,7 +60,7 @@ impl Client {
         connect_timeout: Duration,
     ) -> Result<Client> {
         check_secret(at, secret)?;
-        let broken = |e: io::Error| Error::Cluster { op: "connect", why: format!("the connection to {at}: {e}") };
+        let broken = |e: io::Error| cluster_error!("connect", "the connection to {at}: {e}");
         let begun = Instant::now();
         let until = begun + connect_timeout.min(A_YEAR);
         let stream = loop {
@@ -128,15 +126,14 @@ fn dial(at: SocketAddr, start: Instant, connect_timeout: Duration) -> Result<Tcp
         let left = connect_timeout.saturating_sub(start.elapsed()).max(Duration::from_millis(1));
         match TcpStream::connect_timeout(&at, left.min(A_TRY)) {
             Err(e) if wire::no_descriptor(&e) => {
-                let why = format!("this process has no free file descriptor for a connection to rank 0: {e}");
-                return Err(Error::Cluster { op: "connect", why });
+                let why = "this process has no free file descriptor for a connection to rank 0";
+                return Err(cluster_error!("connect", "{why}: {e}"));
             }
             // Without a listener, a port that the system picks for this end may be the very port.
             Ok(stream) if stream.local_addr().ok() != stream.peer_addr().ok() => return Ok(stream),
             result if start.elapsed() >= connect_timeout => {
                 let why = result.err().map_or_else(|| "it has connected to itself".to_owned(), |e| e.to_string());
-                let why = format!("rank 0 did not listen at {at} for {connect_timeout:?}: {why}");
-                return Err(Error::Cluster { op: "connect", why });
+                return Err(cluster_error!("connect", "rank 0 did not listen at {at} for {connect_timeout:?}: {why}"));
             }
             _ => thread::sleep(AGAIN),
         }

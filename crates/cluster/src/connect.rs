@@ -6,22 +6,12 @@
 #[cfg(feature = "nccl")]
 mod pads;
 
-use super::{
-    Cluster, TransportChoice,
-    control::{Bcast, Control},
-};
+use super::control::{Bcast, Control};
+use super::{Cluster, TransportChoice};
+use crate::runtime::{BuilderInternals, Connect, DriverRef, Processes};
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 use crate::traits::DeviceTransport;
-use crate::{
-    collective::Hierarchical,
-    link::Linked,
-    runtime::{
-        BuilderInternals,
-        driver::DriverRef,
-        processes::{Connect, Processes},
-    },
-    traits::Transport,
-};
+use crate::{collective::Hierarchical, link::Linked, traits::Transport};
 use gpu_pool::{Builder, Error, Result, event};
 use std::{any::Any, sync::Arc};
 
@@ -98,8 +88,8 @@ impl Cluster {
         mpi: &MpiPart,
     ) -> Result<(Transport, Ends)> {
         if self.size() == 1 {
-            let why = "a cluster of one process needs no transport".to_owned();
-            return Ok((Transport::None(Error::Cluster { op: "transport", why }), Box::new(())));
+            let none = cluster_error!("transport", "a cluster of one process needs no transport");
+            return Ok((Transport::None(none), Box::new(())));
         }
         let one_machine = same_everywhere(&control.gather("machine", &machine()?)?);
         let choice = match self.transport_choice() {
@@ -110,27 +100,21 @@ impl Cluster {
         };
         let told = control.gather("transport", format!("{choice:?}").as_bytes())?;
         if let Some(other) = told.iter().position(|one| *one != told[0]) {
-            let text = |host: usize| String::from_utf8_lossy(&told[host]).into_owned();
-            let why = format!(
-                "rank 0 takes {} and rank {other} {}: give all processes one kind of device, one GPU_POOL_TRANSPORT",
-                text(0),
-                text(other)
-            );
-            return Err(Error::Cluster { op: "transport", why });
+            let [first, one] = [0, other].map(|host| String::from_utf8_lossy(&told[host]));
+            let why = "give all processes one kind of device, one GPU_POOL_TRANSPORT";
+            return Err(cluster_error!("transport", "rank 0 takes {first} and rank {other} {one}: {why}"));
         }
         match choice {
-            TransportChoice::Nccl if software => Err(Error::Cluster {
-                op: "transport",
-                why: "NCCL moves data between GPUs, and these are software GPUs: on one machine use \
-                      GPU_POOL_TRANSPORT=shm, else start the processes by mpirun with the feature `mpi`"
-                    .to_owned(),
-            }),
+            TransportChoice::Nccl if software => Err(cluster_error!(
+                "transport",
+                "NCCL moves data between GPUs, and these are software GPUs: on one machine use GPU_POOL_TRANSPORT=shm, \
+                 else start the processes by mpirun with the feature `mpi`"
+            )),
             TransportChoice::Nccl => self.open_nccl(control, drivers, one_machine),
-            TransportChoice::SharedMemory if !one_machine => Err(Error::Cluster {
-                op: "transport",
-                why: "shared memory is for processes of one machine, and these are on several: use MPI (feature `mpi`)"
-                    .to_owned(),
-            }),
+            TransportChoice::SharedMemory if !one_machine => Err(cluster_error!(
+                "transport",
+                "shared memory is for processes of one machine, and these are on several: use MPI (feature `mpi`)"
+            )),
             TransportChoice::SharedMemory => self.open_shm(control),
             TransportChoice::Mpi | TransportChoice::Auto => mpi.open(self, control, drivers, software),
         }
@@ -140,15 +124,14 @@ impl Cluster {
     fn open_shm(&self, control: &Control) -> Result<(Transport, Ends)> {
         use super::transport::shm::{RING, Shm};
         let place = (self.rank(), self.size());
-        let (set, get) = (|key: &str, value: &[u8]| control.set(key, value), |key: &str| control.get(key));
+        let (set, get) = (|key: &str, value: &[u8]| control.local.set(key, value), |key: &str| control.local.get(key));
         let shm = Shm::connect(RING, "rings", place, set, get, &|| control.lost(), self.connect_timeout)?;
         Ok((Transport::Host(Arc::new(shm)), Box::new(())))
     }
 
     #[cfg(any(not(target_os = "linux"), loom))]
     fn open_shm(&self, _: &Control) -> Result<(Transport, Ends)> {
-        let why = "shared memory between processes needs Linux".to_owned();
-        Err(Error::Cluster { op: "transport", why })
+        Err(cluster_error!("transport", "shared memory between processes needs Linux"))
     }
 
     #[cfg(feature = "nccl")]
@@ -163,14 +146,13 @@ impl Cluster {
         let nccl = Arc::new(nccl);
         let tell = tell_failure(control);
         nccl.when_failed(&tell);
-        let set = |key: &str, value: &[u8]| control.set(key, value);
-        let get = |key: &str| control.get(key);
+        let set = |key: &str, value: &[u8]| control.local.set(key, value);
+        let get = |key: &str| control.local.get(key);
         let connect = |device: usize| nccl.connect_rail(device, &drivers[device], &Keys { set: &set, get: &get });
         let connected: Result<()> = crossbeam::thread::scope(|scope| {
             let start = |device: usize| {
                 let rail = scope.builder().spawn(move |_| connect(device));
-                let why = |e| format!("no thread for device {device} could be started: {e}");
-                rail.map_err(|e| Error::Cluster { op: "transport", why: why(e) })
+                rail.map_err(|e| cluster_error!("transport", "no thread for device {device} could be started: {e}"))
             };
             let rails: Vec<_> = (0..drivers.len()).map(start).collect();
             rails.into_iter().try_for_each(|rail| rail?.join().unwrap_or_else(|p| std::panic::resume_unwind(p)))
@@ -186,8 +168,8 @@ impl Cluster {
 
     #[cfg(not(feature = "nccl"))]
     fn open_nccl(&self, _: &Control, _: &[DriverRef], _: bool) -> Result<(Transport, Ends)> {
-        let why = "this program was built without the feature `nccl`, which moves data between GPUs".to_owned();
-        Err(Error::Cluster { op: "transport", why })
+        let why = "this program was built without the feature `nccl`, which moves data between GPUs";
+        Err(cluster_error!("transport", "{why}"))
     }
 }
 
@@ -202,16 +184,10 @@ impl MpiPart {
     fn load(&mut self, cluster: &Cluster) -> Result<()> {
         let mpi = super::transport::mpi::Mpi::load()?;
         if (mpi.rank(), mpi.size()) != (cluster.rank(), cluster.size()) {
-            let why = format!(
-                "the launcher says rank {} of {}, and {} says rank {} of {}: name the launcher's own library by \
-                 GPU_POOL_MPI",
-                cluster.rank(),
-                cluster.size(),
-                mpi.version().lines().next().unwrap_or("MPI"),
-                mpi.rank(),
-                mpi.size()
-            );
-            return Err(Error::Cluster { op: "transport", why });
+            let told = format!("the launcher says rank {} of {}", cluster.rank(), cluster.size());
+            let found = format!("{} says rank {} of {}", mpi.version(), mpi.rank(), mpi.size());
+            let to_do = "name the launcher's own library by GPU_POOL_MPI";
+            return Err(cluster_error!("transport", "{told}, and {found}: {to_do}"));
         }
         self.mpi = Some(Arc::new(mpi));
         Ok(())
@@ -229,10 +205,7 @@ impl MpiPart {
     }
 
     fn broadcast(&self, cluster: &Cluster, bytes: &mut [u8]) -> Result<()> {
-        match &self.mpi {
-            Some(mpi) => mpi.broadcast(bytes, cluster.connect_timeout),
-            None => Ok(()),
-        }
+        self.mpi.as_ref().map_or(Ok(()), |mpi| mpi.broadcast(bytes, cluster.connect_timeout))
     }
 
     fn open(
@@ -278,9 +251,11 @@ fn forced() -> bool {
 #[cfg(not(feature = "mpi"))]
 impl MpiPart {
     fn load(&mut self, _: &Cluster) -> Result<()> {
-        let why = "where is rank 0? MPI's launchers tell only MPI, and this program was built without the feature \
-                   `mpi`: build with it, or set GPU_POOL_MASTER and GPU_POOL_PORT";
-        Err(Error::Cluster { op: "environment", why: why.to_owned() })
+        Err(cluster_error!(
+            "environment",
+            "where is rank 0? MPI's launchers tell only MPI, and this program was built without the feature `mpi`: \
+             build with it, or set GPU_POOL_MASTER and GPU_POOL_PORT"
+        ))
     }
 
     fn is_loaded(&self) -> bool {
@@ -296,8 +271,10 @@ impl MpiPart {
     }
 
     fn open(&self, _: &Cluster, _: &Control, _: &[DriverRef], _: bool) -> Result<(Transport, Ends)> {
-        let why = "software GPUs of several machines need MPI, and this program was built without the feature `mpi`";
-        Err(Error::Cluster { op: "transport", why: why.to_owned() })
+        Err(cluster_error!(
+            "transport",
+            "software GPUs of several machines need MPI, and this program was built without the feature `mpi`"
+        ))
     }
 }
 
@@ -343,10 +320,10 @@ fn failed_by(host: usize) -> String {
 fn lost(control: &Control) -> impl Fn() -> Option<Error> + Send + Sync + 'static {
     let (control, own, size) = (control.clone(), control.host, control.size());
     let others = move || (0..size).filter(move |&host| host != own);
-    others().for_each(|host| control.ask(&failed_by(host)));
+    others().for_each(|host| control.local.ask(&failed_by(host)));
     move || {
         let elsewhere = |host: usize| {
-            let why = String::from_utf8_lossy(&control.known(&failed_by(host))?).into_owned();
+            let why = String::from_utf8_lossy(&control.local.known(&failed_by(host))?).into_owned();
             Some(Error::AbortedByHost { host, device: None, cause: why })
         };
         control.check().err().or_else(|| others().find_map(elsewhere))
@@ -358,7 +335,7 @@ fn lost(control: &Control) -> impl Fn() -> Option<Error> + Send + Sync + 'static
 fn tell_failure(control: &Control) -> Arc<crate::traits::Tell> {
     let control = control.clone();
     Arc::new(move |error| {
-        let told = control.set(&failed_by(control.host), super::wire::cut(error.to_string()).as_bytes());
+        let told = control.local.set(&failed_by(control.host), super::wire::cut(error.to_string()).as_bytes());
         if let Err(error) = told {
             event!(debug, "transport_failed", %error, "the others know by themselves that the transport has failed");
         }
@@ -369,8 +346,7 @@ fn tell_failure(control: &Control) -> Arc<crate::traits::Tell> {
 pub(super) fn machine() -> Result<Vec<u8>> {
     let read = |file: &str| match std::fs::read(file) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            let why = format!("which machine is this? {file}: {e}");
-            Err(Error::Cluster { op: "transport", why })
+            Err(cluster_error!("transport", "which machine is this? {file}: {e}"))
         }
         read => Ok(read.unwrap_or_default()),
     };

@@ -1,16 +1,12 @@
 //! Connecting a process: where rank 0 is, who is there, and the transport that all of them can open.
 
-use super::{
-    Cluster,
-    client::Client,
-    connect::Ends,
-    greet,
-    hub::{Limits, OPENED},
-    server::Server,
-    transport::cause,
-    wire,
-    world::{Local, Members},
-};
+use super::client::Client;
+use super::connect::Ends;
+use super::hub::{Limits, OPENED};
+use super::server::Server;
+use super::transport::cause;
+use super::world::{Local, Members};
+use super::{Cluster, greet, wire};
 use crate::traits::{Transport, World};
 use gpu_pool::{Error, Result, event};
 use std::{
@@ -27,39 +23,22 @@ const NOTE: usize = 512;
 
 type Note = Option<(String, u16, [u8; 32])>;
 
+/// Rank 0's server, the name of its machine, and the secret.
+type Listening = (Server, String, [u8; 32]);
+
 #[derive(Clone)]
 pub(crate) struct Control {
-    local: Arc<Local>,
+    /// The table of all processes: `set`, `get`, and `known` for values that were asked for.
+    pub local: Arc<Local>,
     pub host: usize,
     pub devices: Arc<[usize]>,
 }
 
-gpu_pool::debug_as!(Control, |self| host = self.host, devices = self.devices, ..);
+debug_as!(Control, |self| host = self.host, devices = self.devices, ..);
 
 impl Control {
     pub(crate) fn size(&self) -> usize {
         self.devices.len()
-    }
-
-    /// Makes a value of at most 32 KiB known to all processes. A name is used once in the life of the cluster.
-    pub(crate) fn set(&self, name: &str, value: &[u8]) -> Result<()> {
-        self.local.set(name, value)
-    }
-
-    /// The value that a process has made known, or will. `Err` if a process is lost, or leaves, meanwhile.
-    pub(crate) fn get(&self, name: &str) -> Result<Vec<u8>> {
-        self.local.get(name)
-    }
-
-    /// Asks for a value that a process may make known, without waiting for it.
-    #[cfg(any(feature = "mpi", feature = "nccl"))]
-    pub(crate) fn ask(&self, name: &str) {
-        self.local.ask(name);
-    }
-
-    #[cfg(any(feature = "mpi", feature = "nccl"))]
-    pub(crate) fn known(&self, name: &str) -> Option<Vec<u8>> {
-        self.local.known(name)
     }
 
     pub(crate) fn gather(&self, name: &str, value: &[u8]) -> Result<Vec<Vec<u8>>> {
@@ -84,8 +63,7 @@ fn opened_by(host: usize) -> String {
 fn failed_elsewhere(local: &Local, size: usize) -> Option<Error> {
     let failed = |host: usize| local.known(&opened_by(host)).filter(|why| !why.is_empty());
     let (host, why) = (0..size).find_map(|host| Some((host, failed(host)?)))?;
-    let why = format!("rank {host} could not open it: {}", String::from_utf8_lossy(&why));
-    Some(Error::Cluster { op: "transport", why })
+    Some(cluster_error!("transport", "rank {host} could not open it: {}", String::from_utf8_lossy(&why)))
 }
 
 fn gather(local: &Local, (host, size): (usize, usize), name: &str, value: &[u8]) -> Result<Vec<Vec<u8>>> {
@@ -122,7 +100,7 @@ impl Cluster {
             (None, Some(bcast)) => self.by_bcast(limits, bcast, start)?,
             (None, None) => {
                 let why = "where is rank 0? Set GPU_POOL_MASTER and GPU_POOL_PORT, or let MPI tell (GPU_POOL_MPI)";
-                return Err(Error::Cluster { op: "environment", why: why.to_owned() });
+                return Err(cluster_error!("environment", "{why}"));
             }
         };
         let connect_timeout = self.connect_timeout.saturating_sub(start.elapsed());
@@ -167,23 +145,13 @@ impl Cluster {
         bcast: Bcast<'_>,
         start: Instant,
     ) -> Result<(Option<Server>, SocketAddr, Vec<u8>)> {
-        let broken = |why: String| Error::Cluster { op: "connect", why };
+        let broken = |why: String| cluster_error!("connect", "{why}");
         let mut bytes = [0; NOTE];
-        let mut server = None;
-        // Rank 0 tells also that it has failed: the others wait for its word.
-        let mut failed = None;
-        if self.launch.rank == 0 {
-            let note: Note = match self.listen(limits) {
-                Ok((listening, name, secret)) => {
-                    let port = listening.address.port();
-                    server = Some(listening);
-                    Some((name, port, secret))
-                }
-                Err(e) => {
-                    failed = Some(e);
-                    None
-                }
-            };
+        let listened = (self.launch.rank == 0).then(|| self.listen(limits));
+        if let Some(listened) = &listened {
+            // It tells also that it has failed: the others wait for its word.
+            let told = |(server, name, secret): &Listening| (name.clone(), server.address.port(), *secret);
+            let note: Note = listened.as_ref().ok().map(told);
             let note = wire::frame(&note).map_err(|e| broken(e.to_string()))?;
             bytes
                 .get_mut(..note.len())
@@ -191,17 +159,15 @@ impl Cluster {
                 .copy_from_slice(&note);
         }
         bcast(&mut bytes)?;
-        if let Some(failed) = failed {
-            return Err(failed);
-        }
+        let server = listened.transpose()?.map(|(server, ..)| server);
         let note: Note = wire::read(&mut &bytes[..], NOTE).map_err(|e| broken(format!("rank 0's address: {e}")))?;
         let (name, port, secret) = note.ok_or_else(|| broken("rank 0 could not listen; it says why".to_owned()))?;
         Ok((server, self.resolve(&name, port, start)?, secret.to_vec()))
     }
 
     /// On one machine no other machine need reach rank 0.
-    fn listen(&self, limits: Limits) -> Result<(Server, String, [u8; 32])> {
-        let broken = |e: std::io::Error| Error::Cluster { op: "listen", why: e.to_string() };
+    fn listen(&self, limits: Limits) -> Result<Listening> {
+        let broken = |e: std::io::Error| cluster_error!("listen", "{e}");
         let secret = greet::random().map_err(broken)?;
         let (ip, name) = match self.launch.local_size == self.launch.size {
             true => (Ipv4Addr::LOCALHOST, "127.0.0.1".to_owned()),
@@ -224,14 +190,10 @@ impl Cluster {
                 },
                 Err(e) => e.to_string(),
             };
-            let left = self.connect_timeout.saturating_sub(start.elapsed());
-            if left.is_zero() {
-                let why = format!(
-                    "the name `{name}` of rank 0's machine was not known for {:?}: {why}",
-                    self.connect_timeout
-                );
-                return Err(Error::Cluster { op: "connect", why });
-            }
+            let limit = self.connect_timeout;
+            let left = limit.saturating_sub(start.elapsed());
+            let unknown = format!("the name `{name}` of rank 0's machine was not known");
+            fail_if!(left.is_zero(), cluster_error!("connect", "{unknown} for {limit:?}: {why}"));
             event!(warn, "rank_0_unknown", "rank 0's machine `{name}` is not known yet: {why}");
             std::thread::sleep(pause.min(left));
             pause = (pause * 2).min(Duration::from_secs(2));

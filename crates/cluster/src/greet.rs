@@ -117,9 +117,7 @@ pub(super) fn greet(
     let text = |e: io::Error| Not::Stranger(e.to_string());
     let mut stream = Until(stream, Instant::now() + GREETING);
     let hello: Hello = wire::read(&mut stream, MOST).map_err(text)?;
-    if hello.magic != MAGIC {
-        return Err(Not::Stranger("it speaks something else".to_owned()));
-    }
+    fail_if!(hello.magic != MAGIC, Not::Stranger("it speaks something else".to_owned()));
     let nonce = random().map_err(text)?;
     let nonces = [&hello.nonce, &nonce];
     let answer = Answer { magic: MAGIC, version: VERSION, nonce, proof: proof(mac(secret, b"hub ", nonces, [0; 2])) };

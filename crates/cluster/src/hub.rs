@@ -25,10 +25,8 @@ mod proxied_tests;
 mod shipment_tests;
 mod unnamed;
 
-use super::{
-    mutant::{self, Rule},
-    wire::{Arrive, Call, Entry, Failure, Kind, Member, Record, ToHost, ToHub, cut},
-};
+use super::mutant::{self, Rule};
+use super::wire::{Arrive, Call, Entry, Failure, Kind, Member, Record, ToHost, ToHub, cut};
 use meeting::Meeting;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -279,9 +277,7 @@ impl Hub {
 
     fn announce(&mut self, host: usize, entry: Entry, announced: Announced) -> Result<(), &'static str> {
         let known = self.hosts.entry(host).or_default();
-        if announced.id <= known.last_scope {
-            return Err("an old number of a scope");
-        }
+        fail_if!(announced.id <= known.last_scope, "an old number of a scope");
         known.last_scope = announced.id;
         match entry {
             Entry::Named(name) => self.announce_named(host, name, announced),
@@ -331,9 +327,7 @@ impl Hub {
         if scope.failed.is_some() {
             return Ok(());
         }
-        if scope.has_ended(host) {
-            return Err("an arrival after the end");
-        }
+        fail_if!(scope.has_ended(host), "an arrival after the end");
         match scope.arrive(host, arrive, self.now) {
             meeting::Next::Wait => {}
             meeting::Next::Fail(failure) => self.fail(number, failure),

@@ -26,8 +26,7 @@ mod wire;
 pub use import::Imported;
 
 use crate::runtime::{
-    BufferInternals, DeviceInternals, ErrorInternals, ForeignMemory, OpSite,
-    memory::{Access, Lending, fits_blocks},
+    Access, BufferInternals, DeviceInternals, ErrorInternals, ForeignMemory, Lending, OpSite, fits_blocks,
 };
 use chunk::Chunk;
 use gpu_pool::{Device, DeviceBuffer, DeviceCopy, DeviceInfo, Error, Result};
@@ -42,7 +41,7 @@ use std::{
 use wire::{Key, Process};
 
 const PROOF: usize = size_of::<Key>();
-/// Between two looks at whether the gang has failed.
+/// Between two looks: at whether the gang has failed, at guests that have a limit, and at processes that are ending.
 const TICK: Duration = Duration::from_millis(20);
 
 /// A buffer of another process, as a value that can be sent: from [`export`](ClusterBuffer::export), for
@@ -103,21 +102,15 @@ impl IpcBuffer {
     #[track_caller]
     fn check<T>(&self, gpu: Gpu) -> Result<()> {
         let own = std::any::type_name::<T>();
-        if self.element != own {
-            return Err(Error::invalid("import", format_args!("the buffer is of {}, not of {own}", self.element)));
-        }
-        if self.gpu != gpu {
-            return Err(Error::invalid("import", format_args!("the buffer is on {}, this is {gpu}", self.gpu)));
-        }
+        invalid_if!(self.element != own, "import", "the buffer is of {}, not of {own}", self.element);
+        invalid_if!(self.gpu != gpu, "import", "the buffer is on {}, this is {gpu}", self.gpu);
         Ok(())
     }
 }
 
-impl fmt::Debug for IpcBuffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let IpcBuffer { process, id, gpu, element, len, .. } = self;
-        write!(f, "IpcBuffer<{element}>[{len}] number {id} of process {}, on {gpu}", process.pid)
-    }
+debug_as! {
+    IpcBuffer, |self|
+    "IpcBuffer<{}>[{}] number {} of process {}, on {}", self.element, self.len, self.id, self.process.pid, self.gpu
 }
 
 /// Memory of several processes: this crate's methods on [`Device`]. Linux.
@@ -213,18 +206,16 @@ impl ClusterDevice for Device {
         let told = usize::try_from(reply.chunk).ok().zip(usize::try_from(reply.bytes).ok());
         let fits = |&(chunk, bytes): &(usize, usize)| bytes.checked_add(PROOF).is_some_and(|bytes| bytes <= chunk);
         let Some((chunk, bytes)) = told.filter(fits) else {
-            return Err(Error::Cluster { op: "import", why: "the exporter's answer contradicts itself".into() });
+            return Err(cluster_error!("import", "the exporter's answer contradicts itself"));
         };
-        if reply.element != wire::element::<T>() || ipc.len.checked_mul(size_of::<T>() as u64) != Some(bytes as u64) {
-            return Err(Error::invalid("import", "the exporter's buffer has another type or length than this says"));
-        }
+        let same =
+            reply.element == wire::element::<T>() && ipc.len.checked_mul(size_of::<T>() as u64) == Some(bytes as u64);
+        invalid_if!(!same, "import", "the exporter's buffer has another type or length than this says");
         let lending = Arc::new(if exclusive { Lending::default() } else { Lending::read_only() });
         let whole = self.import_memory("import", chunk, memory.as_fd(), &lending)?;
         whole.block().region().attach(lease);
         let proof = self.download(&whole.slice(chunk - PROOF..))?;
-        if proof != reply.proof {
-            return Err(Error::Cluster { op: "import", why: "the memory that came is not the exporter's".into() });
-        }
+        fail_if!(proof != reply.proof, cluster_error!("import", "the memory that came is not the exporter's"));
         Ok(Imported { buffer: whole.reinterpret(ipc.len()), exclusive })
     }
 
@@ -244,9 +235,8 @@ impl ClusterDevice for Device {
             }
             if begun.elapsed() >= limit {
                 let missing: Vec<usize> = loans.held.iter().map(|pid| *pid as usize).collect();
-                let why = || format!("an export was not imported for {limit:?}; `withdraw` ends it");
                 return Err(match missing.is_empty() {
-                    true => Error::Cluster { op, why: why() },
+                    true => cluster_error!(op, "an export was not imported for {limit:?}; `withdraw` ends it"),
                     false => Error::HostTimeout { op: op.into(), waited: limit, missing },
                 });
             }
@@ -282,10 +272,8 @@ pub trait ClusterBuffer {
     /// Lends this buffer, which [`exportable`](ClusterDevice::exportable) has made, to another process. Waits for the
     /// last uses.
     ///
-    /// Until that process has [released](Imported::release) it, every use here is [`Error::Borrowed`].
-    ///
-    /// # Errors
-    /// As [`export`](Self::export); [`Error::Borrowed`] also while other processes may read it.
+    /// Until that process has [released](Imported::release) it, every use here is [`Error::Borrowed`]. Errors: as
+    /// [`export`](Self::export); [`Error::Borrowed`] also while other processes may read it.
     #[track_caller]
     fn export_mut(&mut self) -> Result<IpcBuffer>;
 
@@ -319,13 +307,9 @@ impl<T: DeviceCopy> ClusterBuffer for DeviceBuffer<T> {
 fn lend<T: DeviceCopy>(buffer: &DeviceBuffer<T>, op: &'static str, access: Access) -> Result<IpcBuffer> {
     let _here = OpSite::here(op);
     let (chunk, block) = (chunk_of(op, buffer)?, buffer.block());
-    if block.is_in_graph() {
-        return Err(Error::invalid(op, "a graph names this buffer, and its launches would not ask other processes"));
-    }
+    invalid_if!(block.is_in_graph(), op, "a graph names this buffer, and its launches would not ask other processes");
     let gpu = Gpu::of(block.driver().info());
-    if !chunk.lend(access) {
-        return Err(Error::borrowed(op, buffer.device()));
-    }
+    fail_if!(!chunk.lend(access), Error::borrowed(op, buffer.device()));
     let lent = || {
         block.wait_host(op, access, chunk.deadline)?;
         let key = wire::random(op)?;

@@ -35,7 +35,7 @@ pub(crate) struct Launch {
     pub by: By,
 }
 
-fn wrong(why: impl Into<String>) -> Error {
+pub(super) fn wrong(why: impl Into<String>) -> Error {
     Error::Cluster { op: "environment", why: why.into() }
 }
 
@@ -46,13 +46,17 @@ pub(crate) fn no_launcher() -> Error {
     )
 }
 
-/// Variables, by name. An empty one counts as unset.
-struct Variables<'a>(Read<'a>);
+/// Variables, by name. A blank one counts as unset.
+pub(super) struct Variables<'a>(pub Read<'a>);
 
 impl Variables<'_> {
-    fn text(&self, name: &str) -> Result<Option<String>> {
-        let text = self.0(name).map_err(|not| wrong(not.to_string()))?;
-        Ok(text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty()))
+    /// As it is set.
+    pub(super) fn raw(&self, name: &str) -> Result<Option<String>> {
+        self.0(name).map_err(|not| wrong(not.to_string()))
+    }
+
+    pub(super) fn text(&self, name: &str) -> Result<Option<String>> {
+        Ok(self.raw(name)?.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty()))
     }
 
     fn number<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>> {
@@ -61,10 +65,8 @@ impl Variables<'_> {
     }
 
     fn first(&self, names: [&str; 2]) -> Result<Option<String>> {
-        match self.text(names[0])? {
-            Some(text) => Ok(Some(text)),
-            None => self.text(names[1]),
-        }
+        let first = self.text(names[0])?;
+        if first.is_some() { Ok(first) } else { self.text(names[1]) }
     }
 
     fn family<const N: usize>(&self, by: &str, names: [&str; N]) -> Result<Option<[usize; N]>> {
@@ -163,10 +165,8 @@ impl Variables<'_> {
     }
 
     fn slurm(&self) -> Result<Option<Launch>> {
-        let tasks = match self.text("SLURM_STEP_NUM_TASKS")? {
-            Some(_) => "SLURM_STEP_NUM_TASKS",
-            None => "SLURM_NTASKS",
-        };
+        let of_step = self.text("SLURM_STEP_NUM_TASKS")?.is_some();
+        let tasks = if of_step { "SLURM_STEP_NUM_TASKS" } else { "SLURM_NTASKS" };
         // A shell of `salloc` has SLURM_NTASKS alone, and is no task.
         if self.text("SLURM_PROCID")?.is_none() {
             return Ok(None);
@@ -207,11 +207,10 @@ impl Variables<'_> {
 impl Launch {
     /// The launcher of this process, by its environment; none if it was no launcher. Of several launchers the inner one
     /// counts: `mpirun` may run within `srun`, and other programs may set torchrun's names.
-    pub(super) fn from(variables: Read<'_>) -> Result<Option<Launch>> {
-        let variables = Variables(variables);
+    pub(super) fn from(variables: &Variables<'_>) -> Result<Option<Launch>> {
         let all = [Variables::hand, Variables::open_mpi, Variables::mpich, Variables::torchrun, Variables::slurm];
         for launcher in all {
-            if let Some(launch) = launcher(&variables)? {
+            if let Some(launch) = launcher(variables)? {
                 return launch.checked().map(Some);
             }
         }
@@ -220,9 +219,7 @@ impl Launch {
 
     pub(crate) fn checked(self) -> Result<Launch> {
         let Launch { rank, size, local_rank, local_size, by, .. } = self;
-        if size > MOST {
-            return Err(wrong(format!("{size} processes ({by:?}): a cluster has {MOST} at most")));
-        }
+        fail_if!(size > MOST, wrong(format!("{size} processes ({by:?}): a cluster has {MOST} at most")));
         if rank < size && local_rank < local_size && local_size <= size {
             return Ok(self);
         }

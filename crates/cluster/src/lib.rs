@@ -23,6 +23,14 @@
 #![cfg_attr(not(any(test, loom)), deny(clippy::disallowed_methods))]
 #![cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
 
+#[macro_use(debug_as, fail_if, invalid_if)]
+extern crate gpu_pool;
+
+/// An [`Error::Cluster`] of an operation, with a formatted reason.
+macro_rules! cluster_error {
+    ($op:expr, $($why:tt)+) => { gpu_pool::Error::Cluster { op: $op, why: format!($($why)+) } };
+}
+
 // The loopback cluster of the tests names this crate.
 #[cfg(test)]
 extern crate self as gpu_pool_cluster;
@@ -87,20 +95,26 @@ pub use transport::libraries;
 #[doc(hidden)]
 pub use transport::nccl::peer;
 
+/// What the runtime lends this crate besides its public interface.
+mod runtime {
+    pub(crate) use gpu_pool::extend::cluster::{collective::*, driver::*, memory::*, processes::*, *};
+}
+
 /// The methods of the runtime's private parts.
 mod internals {
     pub(crate) use crate::runtime::{
-        BufferInternals as _, DeviceInternals as _, ErrorInternals as _, GroupInternals as _, PinnedInternals as _,
+        DeviceInternals as _, ErrorInternals as _, GroupInternals as _, PinnedInternals as _,
     };
 }
 
-use gpu_pool::{Error, Result, extend::cluster as runtime};
-use launch::{By, Launch, Read, no_launcher};
+use gpu_pool::Result;
+use launch::{By, Launch, Read, Variables, no_launcher, wrong};
 use runtime::{parse_duration, variables};
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 /// The transport: it moves data between processes. A library that is missing, too old, or cannot carry these devices is
-/// an [`Error::Cluster`] when the pool is built. The error names the library to install or to use.
+/// an [`Error::Cluster`](gpu_pool::Error::Cluster) when the pool is built. The error names the library to install or to
+/// use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TransportChoice {
@@ -140,16 +154,10 @@ pub struct Cluster {
     transport: TransportChoice,
 }
 
-impl fmt::Debug for Cluster {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Cluster { launch, secret: _, heartbeat_timeout, connect_timeout, transport } = self;
-        let mut shown = f.debug_struct("Cluster");
-        shown
-            .field("launch", launch)
-            .field("heartbeat_timeout", heartbeat_timeout)
-            .field("connect_timeout", connect_timeout);
-        shown.field("transport", transport).finish_non_exhaustive()
-    }
+debug_as! {
+    Cluster, |self|
+    launch = self.launch, heartbeat_timeout = self.heartbeat_timeout, connect_timeout = self.connect_timeout,
+    transport = self.transport, ..
 }
 
 impl Cluster {
@@ -164,8 +172,9 @@ impl Cluster {
     /// `mpi` or `shm`).
     ///
     /// # Errors
-    /// [`Error::Cluster`] if no launcher has started this process, if a variable is missing, is not UTF-8 or is not
-    /// understood, or if there are more than 65,536 processes. It names the variable. A secret is never in its text.
+    /// [`Error::Cluster`](gpu_pool::Error::Cluster) if no launcher has started this process, if a variable is missing,
+    /// is not UTF-8 or is not understood, or if there are more than 65,536 processes. It names the variable. A secret
+    /// is never in its text.
     pub fn from_env() -> Result<Cluster> {
         Cluster::launched()?.ok_or_else(no_launcher)
     }
@@ -188,33 +197,28 @@ impl Cluster {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Cluster`] as for [`from_env`](Self::from_env), but not for the lack of a launcher.
+    /// [`Error::Cluster`](gpu_pool::Error::Cluster) as for [`from_env`](Self::from_env), but not for the lack of a
+    /// launcher.
     pub fn launched() -> Result<Option<Cluster>> {
         Cluster::from_variables(&|name| variables::text(name))
     }
 
     fn from_variables(variables: Read<'_>) -> Result<Option<Cluster>> {
-        let wrong = |why: String| Error::Cluster { op: "environment", why };
-        let text = |name: &str| match variables(name) {
-            Ok(text) => Ok(text.filter(|text| !text.trim().is_empty())),
-            Err(not) => Err(wrong(not.to_string())),
-        };
         let misunderstood = |name: &str, text: &str, expected: &str| {
             wrong(format!("{name} is `{text}`, which is not understood; expected {expected}"))
         };
-        let Some(launch) = Launch::from(variables)? else { return Ok(None) };
-        let secret = text("GPU_POOL_SECRET")?;
-        if secret.is_none() && variables("GPU_POOL_SECRET").is_ok_and(|set| set.is_some_and(|text| !text.is_empty())) {
-            return Err(wrong("GPU_POOL_SECRET is blank: a secret has letters".to_owned()));
-        }
-        let mut cluster = Cluster::new(launch, secret.unwrap_or_default());
-        if let Some(text) = text("GPU_POOL_SILENCE")? {
+        let variables = Variables(variables);
+        let Some(launch) = Launch::from(&variables)? else { return Ok(None) };
+        let secret = variables.raw("GPU_POOL_SECRET")?.unwrap_or_default();
+        let blank = secret.trim().is_empty() && !secret.is_empty();
+        fail_if!(blank, wrong("GPU_POOL_SECRET is blank: a secret has letters"));
+        let mut cluster = Cluster::new(launch, secret);
+        if let Some(text) = variables.text("GPU_POOL_SILENCE")? {
             let expected = "a time above zero like 500ms or 30s";
-            let heartbeat_timeout = parse_duration(text.trim());
-            cluster.heartbeat_timeout =
-                heartbeat_timeout.ok_or_else(|| misunderstood("GPU_POOL_SILENCE", &text, expected))?;
+            let time = parse_duration(&text).ok_or_else(|| misunderstood("GPU_POOL_SILENCE", &text, expected))?;
+            cluster.heartbeat_timeout = time;
         }
-        cluster.transport = match text("GPU_POOL_TRANSPORT")?.as_deref().map(str::trim) {
+        cluster.transport = match variables.text("GPU_POOL_TRANSPORT")?.as_deref() {
             None | Some("auto") => TransportChoice::Auto,
             Some("nccl") => TransportChoice::Nccl,
             Some("mpi") => TransportChoice::Mpi,
@@ -231,13 +235,12 @@ impl Cluster {
     /// [`local_rank`](Self::local_rank) is then 0, and [`local_size`](Self::local_size) 1.
     ///
     /// # Errors
-    /// [`Error::Cluster`] if the address has no port, if there is no such rank, or if there are more than 65,536
-    /// processes. Faults of the address itself, or of the secret, come out when the pool is built.
+    /// [`Error::Cluster`](gpu_pool::Error::Cluster) if the address has no port, if there is no such rank, or if there
+    /// are more than 65,536 processes. Faults of the address itself, or of the secret, come out when the pool is built.
     pub fn tcp(address: &str, rank: usize, size: usize, secret: impl Into<String>) -> Result<Cluster> {
         let parts = address.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
         let Some((host, port)) = parts.filter(|(host, _)| !host.is_empty()) else {
-            let why = format!("the address `{address}` is not like `node1:29600`");
-            return Err(Error::Cluster { op: "address", why });
+            return Err(cluster_error!("address", "the address `{address}` is not like `node1:29600`"));
         };
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let launch = Launch { rank, size, local_rank: 0, local_size: 1, master: Some((host, port)), by: By::Hand };
@@ -246,13 +249,8 @@ impl Cluster {
 
     fn new(launch: Launch, secret: String) -> Cluster {
         let (heartbeat_timeout, connect_timeout) = (Self::HEARTBEAT_TIMEOUT, Self::CONNECT_TIMEOUT);
-        Cluster {
-            launch,
-            secret: secret.into_bytes(),
-            heartbeat_timeout,
-            connect_timeout,
-            transport: TransportChoice::Auto,
-        }
+        let (secret, transport) = (secret.into_bytes(), TransportChoice::Auto);
+        Cluster { launch, secret, heartbeat_timeout, connect_timeout, transport }
     }
 
     /// A process without a heartbeat for this long is lost: 30 seconds if not set. A shorter limit than 10 ms counts as

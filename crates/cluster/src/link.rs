@@ -5,22 +5,16 @@
 //! does a failure of a transport between devices. A gang that fails before it has joined is told of nevertheless:
 //! others may wait for it.
 
-use crate::{
-    runtime::{
-        Alarm, DeviceInternals, Gang, Outside,
-        collective::AcrossProcesses,
-        device_here,
-        processes::{NewScope, ProcessScope, Processes},
-    },
-    traits::{Entry, Tell, Transport, Window, World, WorldScope},
+use crate::runtime::{
+    AcrossProcesses, Alarm, DeviceInternals, Gang, NewScope, Outside, ProcessScope, Processes, device_here,
 };
+use crate::traits::{Entry, Tell, Transport, Window, World, WorldScope};
 use gpu_pool::{Device, Error, Result, error::Site};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::{
     any::Any,
     collections::{HashMap, hash_map},
-    fmt,
     sync::{
         Arc,
         mpsc::{self, Sender},
@@ -113,19 +107,15 @@ impl WorldLink {
     fn listen(&self, gang: &Arc<Gang>) {
         let Some(joined) = self.joined.get() else { return };
         let (failing, by) = (Arc::downgrade(gang), gang.device(0));
-        joined.scope.when_failed(Box::new(move |error| {
+        let poison = move |error| {
             if let Some(gang) = failing.upgrade() {
                 gang.poison(by, error);
             }
-        }));
+        };
+        joined.scope.when_failed(Box::new(poison.clone()));
         // Streams may go on behind a call that has failed, with memory that was never written.
         if let Transport::Device(transport) = self.world.transport() {
-            let failing = Arc::downgrade(gang);
-            let tell: Arc<Tell> = Arc::new(move |error| {
-                if let Some(gang) = failing.upgrade() {
-                    gang.poison(by, error);
-                }
-            });
+            let tell: Arc<Tell> = Arc::new(poison);
             transport.when_failed(&tell);
             let _ = self.tell.set(tell);
         }
@@ -208,24 +198,17 @@ impl ProcessScope for WorldLink {
     }
 }
 
-#[derive(Debug)]
 pub struct Linked {
     world: Arc<dyn World>,
-    groups: Groups,
+    groups: Box<dyn AcrossProcesses>,
 }
 
-struct Groups(Box<dyn AcrossProcesses>);
+debug_as!(Linked, |self| world = self.world, ..);
 
 impl Linked {
     /// `world`: as a member sees the processes. `groups`: the collectives of groups that span them.
     pub fn new(world: Arc<dyn World>, groups: impl AcrossProcesses + 'static) -> Arc<Linked> {
-        Arc::new(Linked { world, groups: Groups(Box::new(groups)) })
-    }
-}
-
-impl fmt::Debug for Groups {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Hierarchical")
+        Arc::new(Linked { world, groups: Box::new(groups) })
     }
 }
 
@@ -250,7 +233,7 @@ impl Processes for Linked {
     }
 
     fn groups(&self) -> &(dyn Any + Send + Sync) {
-        &self.groups.0
+        &self.groups
     }
 }
 

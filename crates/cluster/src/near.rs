@@ -17,19 +17,14 @@
 //! `world.rs` calls this. Threads that wait look into the journal themselves; a thread of this module does when they
 //! sleep.
 
-use super::{
-    connect,
-    control::Control,
-    hub::{Hub, Limits},
-    socket,
-    transport::shm::{Shared, introduce},
-    wire::{self, Record, ToHost},
-    world::{Local, Near},
-};
-use crate::runtime::{
-    sync::journal::{Bell, Mapped, Reader, Writer},
-    variables,
-};
+use super::control::Control;
+use super::hub::{Hub, Limits};
+use super::transport::shm::{Shared, introduce};
+use super::wire::{self, Record, ToHost};
+use super::world::{Local, Near};
+use super::{connect, socket};
+use crate::runtime::sync::journal::{Bell, Mapped, Reader, Writer};
+use crate::runtime::variables;
 use gpu_pool::{Result, event};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -74,7 +69,7 @@ pub(super) fn open(control: &Control, local: &Arc<Local>, limits: Limits) -> Res
     let able = own.is_some() && net.is_ok();
     let told = control.gather("near", if able { identity.as_bytes() } else { b"" })?;
     let Some(own) = own.filter(|_| connect::same_everywhere(&told)) else { return Ok(None) };
-    let (set, get) = (|key: &str, value: &[u8]| control.set(key, value), |key: &str| control.get(key));
+    let (set, get) = (|key: &str, value: &[u8]| control.local.set(key, value), |key: &str| control.local.get(key));
     let theirs = introduce(&own, "near", (host, size), &set, &get, &|| control.lost(), limits.connect_timeout)?;
     let own = Arc::new(own);
     let memory: Vec<_> = theirs.into_iter().map(|theirs| theirs.map_or_else(|| own.clone(), Arc::new)).collect();

@@ -7,10 +7,8 @@
 //!   cluster, whichever the hub has said first (C2).
 //! * Turns are in the order of the hub's commits. Scopes and collectives have an order each (C3, C5).
 
-use super::{
-    mutant::{self, Rule},
-    wire::{Arrive, Entry, Failure, Member, ToHost, ToHub},
-};
+use super::mutant::{self, Rule};
+use super::wire::{Arrive, Entry, Failure, Member, ToHost, ToHub};
 use std::{collections::BTreeMap, time::Duration};
 
 /// Each has an order of its own: a scope that is queued behind another may not hold up that one's collectives.
@@ -23,7 +21,7 @@ pub(crate) enum Class {
 /// A collective of this process: scope, members, and number in the group.
 pub(crate) type Key = (u64, Vec<Member>, u64);
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Process {
     host: usize,
     values: BTreeMap<String, Vec<u8>>,
@@ -102,17 +100,7 @@ pub(crate) struct Nonsense;
 
 impl Process {
     pub(crate) fn new(host: usize) -> Process {
-        Process {
-            host,
-            values: BTreeMap::new(),
-            scopes: BTreeMap::new(),
-            meetings: BTreeMap::new(),
-            arrivals: BTreeMap::new(),
-            orders: [Order::default(), Order::default()],
-            over: None,
-            last_scope: 0,
-            last_arrival: 0,
-        }
+        Process { host, ..Process::default() }
     }
 
     pub(crate) fn over(&self) -> Option<&Failure> {

@@ -3,12 +3,10 @@
 //! One thread accepts, one ticks, and each connection has a reader. All of the hub's answers are written under its
 //! lock, so each process gets them in the hub's order. The threads end with the [`Server`].
 
-use super::{
-    greet::{self, Not},
-    hub::{Hub, Limits, Out},
-    wire::{self, Failure, Record, ToHost, ToHub},
-};
-use gpu_pool::{Error, Result, event};
+use super::greet::{self, Not};
+use super::hub::{Hub, Limits, Out};
+use super::wire::{self, Failure, Record, ToHost, ToHub};
+use gpu_pool::{Result, event};
 use parking_lot::{Condvar, Mutex};
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -53,7 +51,6 @@ struct State {
 impl Server {
     /// Listens at this address: without a secret only on loopback.
     pub(super) fn start(at: SocketAddr, limits: Limits, secret: Vec<u8>) -> Result<Server> {
-        let refused = |why: String| Error::Cluster { op: "listen", why };
         check_secret(at, &secret)?;
         let listener = match TcpListener::bind(at) {
             // The name of a service, say, whose address is not this machine's: the secret keeps strangers out.
@@ -63,24 +60,14 @@ impl Server {
             }
             bound => bound,
         };
-        let listener = listener.map_err(|e| refused(format!("rank 0 cannot listen at {at}: {e}")))?;
-        let address = listener.local_addr().map_err(|e| refused(e.to_string()))?;
-        let reserve =
-            Some(listener.try_clone().map_err(|e| refused(format!("rank 0 cannot accept connections: {e}")))?);
-        let state = State {
-            hub: Hub::new(limits),
-            links: BTreeMap::new(),
-            greeted: VecDeque::new(),
-            near: None,
-            closing: false,
-        };
-        let shared = Arc::new(Shared {
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-            secret,
-            start: Instant::now(),
-            heartbeat_timeout: limits.heartbeat_timeout,
-        });
+        let listener = listener.map_err(|e| cluster_error!("listen", "rank 0 cannot listen at {at}: {e}"))?;
+        let address = listener.local_addr().map_err(|e| cluster_error!("listen", "{e}"))?;
+        let reserve = listener.try_clone();
+        let reserve = Some(reserve.map_err(|e| cluster_error!("listen", "rank 0 cannot accept connections: {e}"))?);
+        let (links, greeted, hub) = (BTreeMap::new(), VecDeque::new(), Hub::new(limits));
+        let state = Mutex::new(State { hub, links, greeted, near: None, closing: false });
+        let (start, heartbeat_timeout) = (Instant::now(), limits.heartbeat_timeout);
+        let shared = Arc::new(Shared { state, changed: Condvar::new(), secret, start, heartbeat_timeout });
         let server = Server { address, shared };
         server.shared.spawn("accept", move |shared| shared.accept(&listener, reserve))?;
         server.shared.spawn("tick", |shared| shared.tick())?;
@@ -94,10 +81,9 @@ impl Server {
 }
 
 pub(super) fn check_secret(at: SocketAddr, secret: &[u8]) -> Result<()> {
-    if secret.is_empty() && !at.ip().is_loopback() {
-        let why = format!("{at} can be reached from other machines, so a secret is needed: set GPU_POOL_SECRET");
-        return Err(Error::Cluster { op: "connect", why });
-    }
+    let open = secret.is_empty() && !at.ip().is_loopback();
+    let why = "can be reached from other machines, so a secret is needed: set GPU_POOL_SECRET";
+    fail_if!(open, cluster_error!("connect", "{at} {why}"));
     Ok(())
 }
 
@@ -133,9 +119,7 @@ impl State {
         host: usize,
         welcome: &mut dyn FnMut() -> std::io::Result<()>,
     ) -> std::io::Result<()> {
-        if !self.forget(stream) {
-            return Err(ErrorKind::ConnectionAborted.into());
-        }
+        fail_if!(!self.forget(stream), ErrorKind::ConnectionAborted.into());
         stream.set_nodelay(true)?;
         welcome()?;
         self.links.insert(host, stream.clone());
@@ -299,5 +283,5 @@ pub(super) fn beat(heartbeat_timeout: Duration) -> Duration {
 
 pub(super) fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> Result<()> {
     let started = thread::Builder::new().name(format!("cluster {name}")).spawn(f);
-    started.map(drop).map_err(|e| Error::Cluster { op: "connect", why: format!("no thread could be started: {e}") })
+    started.map(drop).map_err(|e| cluster_error!("connect", "no thread could be started: {e}"))
 }

@@ -9,13 +9,7 @@
 //! * After the arrival only the hub decides whether a collective is committed.
 //! * Each process carries committed collectives out in the hub's order: [`Window`].
 
-use crate::runtime::{
-    Alarm,
-    collective::LonePad,
-    driver::{Address, RawStream},
-    memory::BlockRef,
-    processes::Place,
-};
+use crate::runtime::{Address, Alarm, BlockRef, LonePad, Place, RawStream};
 use gpu_pool::{DType, Error, PinnedBuffer, ReduceOp, Result, error::Site};
 use parking_lot::Mutex;
 use std::{
@@ -151,18 +145,21 @@ pub enum Transport {
     None(Error),
 }
 
-impl fmt::Debug for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Transport {
+    fn name(&self) -> &'static str {
         match self {
-            Transport::Host(transport) => f.write_str(transport.name()),
-            Transport::Device(transport) => f.write_str(transport.name()),
-            Transport::None(_) => f.write_str("none"),
+            Transport::Host(transport) => transport.name(),
+            Transport::Device(transport) => transport.name(),
+            Transport::None(_) => "none",
         }
     }
 }
 
+debug_as!(Transport, |self| "{}", self.name());
+
 /// Tells messages between two processes from each other. Messages with one tag between two processes stay in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
 pub struct Tag {
     /// [`Commit::number`].
     pub number: u64,
@@ -175,19 +172,10 @@ pub struct Tag {
 /// A message, with its memory. It belongs to the transport until it is done: the memory of messages that a lost process
 /// leaves unfinished is never freed.
 pub enum Message {
-    Send {
-        to: usize,
-        tag: Tag,
-        bytes: Arc<PinnedBuffer<u8>>,
-        range: Range<usize>,
-    },
+    /// Reads a range of the bytes.
+    Send { to: usize, tag: Tag, bytes: Arc<PinnedBuffer<u8>>, range: Range<usize> },
     /// Fills the first `len` bytes.
-    Receive {
-        from: usize,
-        tag: Tag,
-        into: PinnedBuffer<u8>,
-        len: usize,
-    },
+    Receive { from: usize, tag: Tag, into: PinnedBuffer<u8>, len: usize },
 }
 
 /// Moves bytes of the hosts' memory.
@@ -211,8 +199,6 @@ pub trait HostTransport: Send + Sync {
 /// Memory that all processes of one machine have mapped. Each has a part of it.
 pub trait CommonMemory: Send + Sync {
     /// Takes bytes of this process's part, with whatever they have. Returns where they begin: a multiple of a page.
-    ///
-    /// # Errors
     /// [`Error::Transport`]: there are not so many.
     fn take(&self, bytes: usize) -> Result<u64>;
 
@@ -220,16 +206,10 @@ pub trait CommonMemory: Send + Sync {
     /// while this object lives.
     fn give(&self, at: u64, bytes: usize, done: Box<dyn Fn() -> bool + Send>);
 
-    /// The address of bytes of a host's part.
-    ///
-    /// # Errors
-    /// [`Error::Transport`]: they are not there.
+    /// The address of bytes of a host's part. [`Error::Transport`]: they are not there.
     fn address(&self, host: usize, at: u64, bytes: usize) -> Result<*mut u8>;
 
-    /// Waits for what other processes do to the memory. `lost`: as of [`HostTransport::exchange`].
-    ///
-    /// # Errors
-    /// `lost`'s.
+    /// Waits for what other processes do to the memory. `lost`, as of [`HostTransport::exchange`], has the errors.
     fn wait(&self, done: &dyn Fn() -> bool, lost: &dyn Fn() -> Option<Error>) -> Result<()>;
 }
 
@@ -266,8 +246,7 @@ pub trait DeviceTransport: Send + Sync {
     /// reduces by itself.
     ///
     /// [`Messages`]: RailCall::Messages
-    fn can(&self, dtype: DType, reduce: ReduceOp) -> bool {
-        let _ = (dtype, reduce);
+    fn can(&self, _dtype: DType, _reduce: ReduceOp) -> bool {
         true
     }
 
@@ -303,14 +282,12 @@ pub trait DeviceTransport: Send + Sync {
     ///
     /// Calls may name memory of such a chunk only if all hosts of the rail do, at one distance from its beginning.
     /// Errors: [`Error::Transport`].
-    fn register(&self, device: usize, chunk: &BlockRef) -> Result<Option<Box<dyn Send + Sync>>> {
-        let _ = (device, chunk);
+    fn register(&self, _device: usize, _chunk: &BlockRef) -> Result<Option<Box<dyn Send + Sync>>> {
         Ok(None)
     }
 
     /// The distance from the beginning of its chunk, if the library knows this memory of a device.
-    fn registered(&self, device: usize, at: Address) -> Option<u64> {
-        let _ = (device, at);
+    fn registered(&self, _device: usize, _at: Address) -> Option<u64> {
         None
     }
 
@@ -378,10 +355,13 @@ pub enum RailCall<'a> {
     Messages(&'a [RailMessage]),
 }
 
+/// Bytes at an address of this host that go to another one, or come from it.
 #[derive(Clone, Copy, Debug)]
-pub enum RailMessage {
-    Send { to: usize, at: Address, bytes: usize },
-    Receive { from: usize, at: Address, bytes: usize },
+pub struct RailMessage {
+    pub sends: bool,
+    pub peer: usize,
+    pub at: Address,
+    pub bytes: usize,
 }
 
 impl RailCall<'_> {
@@ -401,30 +381,17 @@ impl RailCall<'_> {
                 vec![(source, bytes, false), (destination, parts * bytes, true)]
             }
             RailCall::Broadcast { at, bytes, .. } => vec![(at, bytes, true)],
-            RailCall::Messages(messages) => messages.iter().map(RailMessage::memory).collect(),
+            RailCall::Messages(messages) => messages.iter().map(|of| (of.at, of.bytes, !of.sends)).collect(),
         }
     }
 }
 
 impl RailMessage {
-    fn memory(&self) -> (Address, usize, bool) {
-        match *self {
-            RailMessage::Send { at, bytes, .. } => (at, bytes, false),
-            RailMessage::Receive { at, bytes, .. } => (at, bytes, true),
-        }
+    pub fn send(peer: usize, at: Address, bytes: usize) -> RailMessage {
+        RailMessage { sends: true, peer, at, bytes }
     }
 
-    pub fn bytes(&self) -> usize {
-        match *self {
-            RailMessage::Send { bytes, .. } | RailMessage::Receive { bytes, .. } => bytes,
-        }
-    }
-
-    /// The same message with its bytes elsewhere.
-    pub fn moved_to(self, at: Address) -> RailMessage {
-        match self {
-            RailMessage::Send { to, bytes, .. } => RailMessage::Send { to, at, bytes },
-            RailMessage::Receive { from, bytes, .. } => RailMessage::Receive { from, at, bytes },
-        }
+    pub fn receive(peer: usize, at: Address, bytes: usize) -> RailMessage {
+        RailMessage { sends: false, peer, at, bytes }
     }
 }

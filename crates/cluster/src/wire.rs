@@ -25,7 +25,7 @@ pub(super) const MOST_TEXT: usize = 2 << 10;
 pub(super) const MOST_MEMBERS: usize = 4096;
 
 /// The version of the protocol. Both sides must have the same.
-pub(super) const VERSION: u16 = 4;
+pub(super) const VERSION: u16 = 5;
 
 pub(crate) fn hash(text: &str) -> u64 {
     // FNV-1a.
@@ -46,35 +46,21 @@ pub(crate) type Member = (u32, u32);
 /// From a process to the hub. A process numbers its scopes and arrivals itself, each number once.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub(crate) enum ToHub {
-    Set {
-        key: String,
-        value: Vec<u8>,
-    },
+    /// A value of the table.
+    Set { key: String, value: Vec<u8> },
     /// `waits`: the process does nothing else until the value comes.
-    Get {
-        key: String,
-        waits: bool,
-    },
-    Begin {
-        scope: u64,
-        entry: Entry,
-        deadline: Duration,
-        site: String,
-    },
+    Get { key: String, waits: bool },
+    /// The process announces a scope.
+    Begin { scope: u64, entry: Entry, deadline: Duration, site: String },
+    /// All its members are at a collective.
     Arrive(Arrive),
-    Fail {
-        scope: u64,
-        device: Option<u32>,
-        cause: String,
-    },
+    /// The process has failed a scope.
+    Fail { scope: u64, device: Option<u32>, cause: String },
     /// The process leaves the scope: the last that it says of it, also if the scope has failed.
-    End {
-        scope: u64,
-    },
+    End { scope: u64 },
     /// The progress numbers of its scopes.
-    Beat {
-        progress: Vec<(u64, u64)>,
-    },
+    Beat { progress: Vec<(u64, u64)> },
+    /// The process leaves the cluster.
     Bye,
 }
 
@@ -122,59 +108,34 @@ pub(crate) struct Arrive {
 /// From the hub to a process, with the process's own numbers.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub(crate) enum ToHost {
-    Value {
-        key: String,
-        value: Vec<u8>,
-    },
+    /// A value that the process has asked for.
+    Value { key: String, value: Vec<u8> },
     /// All processes have announced this ordered scope.
-    Begun {
-        scope: u64,
-    },
+    Begun { scope: u64 },
     /// With `more`, another frame has the next notes.
-    Commit {
-        arrival: u64,
-        number: u64,
-        notes: Vec<Vec<u8>>,
-        more: bool,
-    },
-    Ended {
-        scope: u64,
-    },
-    Failed {
-        scope: u64,
-        failure: Failure,
-    },
-    Over {
-        failure: Failure,
-    },
+    Commit { arrival: u64, number: u64, notes: Vec<Vec<u8>>, more: bool },
+    /// All processes have left the scope.
+    Ended { scope: u64 },
+    /// The scope has failed, for all processes.
+    Failed { scope: u64, failure: Failure },
+    /// The cluster has ended.
+    Over { failure: Failure },
+    /// The hub is alive.
     Beat,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Failure {
-    Aborted {
-        host: u32,
-        device: Option<u32>,
-        cause: String,
-    },
-    Timeout {
-        op: String,
-        waited: Duration,
-        missing: Vec<u32>,
-    },
-    Mismatch {
-        kind: Kind,
-        a: Box<Call>,
-        b: Box<Call>,
-    },
-    Lost {
-        host: u32,
-        why: String,
-    },
+    /// A process has failed the scope.
+    Aborted { host: u32, device: Option<u32>, cause: String },
+    /// Processes have not come.
+    Timeout { op: String, waited: Duration, missing: Vec<u32> },
+    /// Two members have made different calls.
+    Mismatch { kind: Kind, a: Box<Call>, b: Box<Call> },
+    /// A process has ended, or is silent.
+    Lost { host: u32, why: String },
     /// The processes cannot come together.
-    Refused {
-        why: String,
-    },
+    Refused { why: String },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]

@@ -4,24 +4,19 @@
 //! Every wait here ends when the hub says so, when the cluster ends, or when the link knows that the hub is silent:
 //! deadlines are the hub's. `loom_tests/world.rs` has models of these threads.
 
-use super::{
-    process::{Class, Key, Process},
-    wire::{self, Arrive, Failure, Record, ToHost, ToHub, cut, text},
-};
-use crate::{
-    runtime::{
-        ErrorInternals,
-        sync::{
-            shim::{Condvar, Mutex, is_crowded, spin_loop, thread, yield_rounds},
-            site::flag,
-        },
+use super::process::{Class, Key, Process};
+use super::wire::{self, Arrive, Failure, Record, ToHost, ToHub, cut, text};
+use crate::runtime::{
+    ErrorInternals,
+    sync::{
+        shim::{Condvar, Mutex, is_crowded, spin_loop, thread, yield_rounds},
+        site::flag,
     },
-    traits::{Arrival, Commit, Entry, Transport, Window, World, WorldScope},
 };
+use crate::traits::{Arrival, Commit, Entry, Transport, Window, World, WorldScope};
 use gpu_pool::{Error, Result, error::Site};
 use std::{
     collections::{BTreeMap, VecDeque},
-    fmt,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -60,6 +55,7 @@ pub(crate) struct Local {
     link: Link,
 }
 
+#[derive(Default)]
 struct Inner {
     process: Process,
     outgoing: VecDeque<ToHub>,
@@ -73,15 +69,7 @@ struct Inner {
 
 impl Local {
     pub(crate) fn new(host: usize, link: Link) -> Arc<Local> {
-        let inner = Inner {
-            process: Process::new(host),
-            outgoing: VecDeque::new(),
-            sending: false,
-            tells: BTreeMap::new(),
-            progress: BTreeMap::new(),
-            near: None,
-            places: BTreeMap::new(),
-        };
+        let inner = Inner { process: Process::new(host), ..Inner::default() };
         Arc::new(Local { inner: Mutex::new(inner), changed: Condvar::new(), link })
     }
 
@@ -235,15 +223,16 @@ impl Local {
         answer.map_err(|failure| failure.error(op))
     }
 
+    /// Makes a value of at most 32 KiB known to all processes. A name is used once in the life of the cluster.
     pub(super) fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        if value.len() > wire::MOST_VALUE || key.len() > wire::MOST_TEXT {
-            let why = format!("a value of {} bytes: at most {} can be told", value.len(), wire::MOST_VALUE);
-            return Err(Error::Cluster { op: "connect", why });
-        }
+        let (len, most) = (value.len(), wire::MOST_VALUE);
+        let fits = len <= most && key.len() <= wire::MOST_TEXT;
+        fail_if!(!fits, cluster_error!("connect", "a value of {len} bytes: at most {most} can be told"));
         self.post(|_| ((), Some(ToHub::Set { key: key.to_owned(), value: value.to_vec() })));
         self.check("connect")
     }
 
+    /// Asks for a value that a process may make known, without waiting for it.
     pub(super) fn ask(&self, key: &str) {
         self.ask_and(key, false);
     }
@@ -256,6 +245,7 @@ impl Local {
         self.inner.lock().process.value(key).and_then(Result::ok)
     }
 
+    /// The value that a process has made known, or will. `Err` if a process is lost, or leaves, meanwhile.
     pub(super) fn get(&self, key: &str) -> Result<Vec<u8>> {
         self.ask_and(key, true);
         self.wait("connect", |process| process.value(key))
@@ -282,14 +272,10 @@ pub(crate) struct Members {
     pub(crate) _ends: Box<dyn Send + Sync>,
 }
 
-impl fmt::Debug for Members {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Members { host, devices, transport, local, _ends: _ } = self;
-        let over = local.inner.lock().process.over().cloned();
-        let mut shown = f.debug_struct("World");
-        shown.field("host", host).field("devices", devices).field("transport", transport);
-        shown.field("over", &over).finish_non_exhaustive()
-    }
+debug_as! {
+    Members, |self|
+    host = self.host, devices = self.devices, transport = self.transport,
+    over = self.local.inner.lock().process.over().cloned(), ..
 }
 
 impl World for Members {

@@ -4,20 +4,13 @@
 //! process: by the member with the same local index. So a rail has one sender and one receiver. Between devices the
 //! elements go by [`two_hop`].
 
-use super::{
-    cut::{Amount, place},
-    hierarchical::{Carrier, HierarchicalCall, part},
-    two_hop,
-};
-use crate::{
-    internals::*,
-    runtime::{
-        Contained,
-        collective::{Counts, Payload, Request, Shape, value_of},
-    },
-    traits::{Message, Tag},
-    wire::decode,
-};
+use super::cut::{Amount, place};
+use super::hierarchical::{Carrier, HierarchicalCall, part};
+use super::two_hop;
+use crate::internals::*;
+use crate::runtime::{Contained, Counts, Payload, Request, Shape, value_of};
+use crate::traits::{Message, Tag};
+use crate::wire::decode;
 use gpu_pool::{Error, PinnedBuffer, Result};
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@
 //! all_reduce, and else those of the parts of its members that lie in the slice. A [`Share`] says what goes where.
 
 use super::rail_map::RailMap;
-use crate::runtime::collective::{Counts, HostMembers, slice as slice_of};
+use crate::runtime::{Counts, HostMembers, slice as slice_of};
 use smallvec::SmallVec;
 use std::ops::Range;
 

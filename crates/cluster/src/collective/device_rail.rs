@@ -32,24 +32,15 @@
 //!
 //! [`DeviceTransport::overlaps`]: crate::traits::DeviceTransport::overlaps
 
-use super::{
-    cut::{Cut, End, Share},
-    hierarchical::{HierarchicalCall, copy_within},
-    plan::{Job, Plan},
-    rail::{Landed, Rail},
-    relay::{Load, Relay, with_memory},
-};
-use crate::{
-    internals::*,
-    mutant::{self, Rule},
-    runtime::{
-        collective::{Area, MOST, Part, Payload, Shape},
-        driver::Address,
-        memory::Access,
-        record, wait_for,
-    },
-    traits::{DeviceTransport, Overlap, RailCall, RailMessage},
-};
+use super::cut::{Cut, End, Share};
+use super::hierarchical::{HierarchicalCall, copy_within};
+use super::plan::{Job, Plan};
+use super::rail::{Landed, Rail};
+use super::relay::{Load, Relay, with_memory};
+use crate::internals::*;
+use crate::mutant::{self, Rule};
+use crate::runtime::{Access, Address, Area, MOST, Part, Payload, Shape, record, wait_for};
+use crate::traits::{DeviceTransport, Overlap, RailCall, RailMessage};
 use gpu_pool::{DType, Error, Event, ReduceOp, Result};
 use smallvec::{SmallVec, smallvec};
 use std::{ops::Range, vec};
@@ -330,12 +321,8 @@ fn room(
 fn messages(hier: &HierarchicalCall<'_, '_>, ends: Vec<End>, from: &Area, into: &Area) -> Vec<RailMessage> {
     let number = |host: usize| hier.across.hosts[host].host;
     let message = |end| match end {
-        End::Send(host, Range { start, end }) => {
-            RailMessage::Send { to: number(host), at: from.address + start as u64, bytes: end - start }
-        }
-        End::Receive(host, Range { start, end }) => {
-            RailMessage::Receive { from: number(host), at: into.address + start as u64, bytes: end - start }
-        }
+        End::Send(host, range) => RailMessage::send(number(host), from.address + range.start as u64, range.len()),
+        End::Receive(host, range) => RailMessage::receive(number(host), into.address + range.start as u64, range.len()),
     };
     ends.into_iter().map(message).collect()
 }

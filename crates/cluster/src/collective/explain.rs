@@ -1,18 +1,12 @@
 //! The answer of [`Group::explain`](gpu_pool::Group::explain) for a group of several processes: by the same cut and the
 //! same steps as [`rail::run`](super::rail::run).
 
-use super::{
-    device_rail,
-    hierarchical::{Carrier, HierarchicalCall},
-    host_rail,
-    native::Direct,
-    plan::Plan,
-    relay::Relay,
-};
-use crate::runtime::{
-    Call,
-    collective::{Hierarchy, Shape},
-};
+use super::hierarchical::{Carrier, HierarchicalCall};
+use super::native::Direct;
+use super::plan::Plan;
+use super::relay::Relay;
+use super::{device_rail, host_rail};
+use crate::runtime::{Call, Hierarchy, Shape};
 use gpu_pool::{DType, Group, ReduceOp, Result};
 
 #[track_caller]

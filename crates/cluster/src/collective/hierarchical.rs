@@ -4,19 +4,15 @@
 //! all processes.
 
 use super::{cut::Cut, rail_map::RailMap};
-use crate::{
-    internals::*,
-    link::{WorldLink, link_of},
-    runtime::{
-        Call, Op,
-        collective::{Across, Area, Descriptor, GRAIN, Payload, Request, Shape},
-        driver::Address,
-        memory::{Access, StreamCore},
-    },
-    traits::{Arrival, Commit, CommonMemory, DeviceTransport, HostTransport, MOST_NOTE, Transport, WorldScope},
-    wire::shortened,
+use crate::internals::*;
+use crate::link::{WorldLink, link_of};
+use crate::runtime::{
+    Access, Across, Address, Area, Call, Descriptor, GRAIN, Op, Payload, Request, Shape, StreamCore, area,
 };
-use gpu_pool::{DType, Device, Error, Group, OnStream, PinnedBuffer, ReduceOp, Result};
+use crate::traits::{Arrival, Commit, CommonMemory, DeviceTransport, HostTransport, MOST_NOTE, Transport, WorldScope};
+use crate::wire::shortened;
+use gpu_pool::{AsView, DType, Device, Error, Group, OnStream, PinnedBuffer, ReduceOp, Result};
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::{cell::Cell, fmt::Write as _, ops::Range, sync::Arc};
 
@@ -109,20 +105,15 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
             rank_order: false,
             norm: None,
         };
-        match self.overlapped.get() {
-            true => self.here.run_overlapped(&request),
-            false => self.here.run(request),
-        }
+        if self.overlapped.get() { self.here.run_overlapped(&request) } else { self.here.run(request) }
     }
 
     pub fn scratch(&self, bytes: usize) -> Result<Area> {
-        let buffer = self.dev.allocate::<u8>(self.call.op, bytes)?;
-        Ok(Area { address: buffer.address(), block: buffer.block().clone(), bytes: 0..bytes })
+        Ok(area(self.dev.allocate::<u8>(self.call.op, bytes)?.view()))
     }
 
     pub fn zeros(&self, bytes: usize) -> Result<Area> {
-        let buffer = self.dev.zeros::<u8>(bytes)?;
-        Ok(Area { address: buffer.address(), block: buffer.block().clone(), bytes: 0..bytes })
+        Ok(area(self.dev.zeros::<u8>(bytes)?.view()))
     }
 
     /// The memory that software GPUs of all processes have in common.
@@ -136,8 +127,7 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
     /// As of [`Device::adopt`].
     pub unsafe fn adopt(&self, at: *mut u8, bytes: usize, keep: impl Send + 'static) -> Result<Area> {
         // SAFETY: the caller's promise.
-        let buffer = unsafe { self.dev.adopt::<u8>(at.expose_provenance() as u64, bytes, keep)? };
-        Ok(Area { address: buffer.address(), block: buffer.block().clone(), bytes: 0..bytes })
+        Ok(area(unsafe { self.dev.adopt::<u8>(at.expose_provenance() as u64, bytes, keep)? }.view()))
     }
 
     pub fn op(&self) -> Result<Op<'_>> {
@@ -218,13 +208,13 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         payload: Payload,
         note: impl FnOnce(&LocalDescriptors) -> Vec<u8>,
     ) -> Result<(LocalDescriptors, Commit)> {
-        let (dev, across) = (self.group.device(), self.across);
+        let across = self.across;
         let told = self.here.meet(self.call, payload)?;
         let note = if across.here == 0 { note(&told) } else { Vec::new() };
         debug_assert!(note.len() <= MOST_NOTE);
         let number = self.next_number();
         // Flight records show the wait for other processes.
-        let _waits = dev.note_call(self.call);
+        let _waits = self.group.device().note_call(self.call);
         let met = self.scope.meet(Arrival {
             members: &across.places,
             number,
@@ -239,10 +229,7 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
             Ok(commit) => Ok((told, commit)),
             // Every process hears of it, and no buffer was touched.
             Err(error @ Error::WorldMismatch { .. }) => Err(error),
-            Err(error) => {
-                dev.own_gang().poison(dev.index(), error.clone());
-                Err(error)
-            }
+            Err(error) => self.done(Err(error)),
         }
     }
 
@@ -287,6 +274,7 @@ pub(super) fn copy_within(
 }
 
 /// What a note has: bytes, or how many of them come by another way.
+#[derive(Serialize, Deserialize)]
 pub(super) enum Noted<'a> {
     Here(&'a [u8]),
     Later(usize),
@@ -294,23 +282,17 @@ pub(super) enum Noted<'a> {
 
 impl Noted<'_> {
     pub fn of(bytes: &[u8]) -> Noted<'_> {
-        if bytes.len() < MOST_NOTE { Noted::Here(bytes) } else { Noted::Later(bytes.len()) }
+        // The kind and the length take four bytes at most.
+        if bytes.len() + 4 <= MOST_NOTE { Noted::Here(bytes) } else { Noted::Later(bytes.len()) }
     }
 
     pub fn write(&self) -> Vec<u8> {
-        match self {
-            Noted::Here(bytes) => [&[1], *bytes].concat(),
-            Noted::Later(len) => [&[0][..], &(*len as u64).to_le_bytes()].concat(),
-        }
+        postcard::to_stdvec(self).expect("bytes can be written")
     }
 
     /// None: another process has sent nonsense.
     pub fn read(note: &[u8]) -> Option<Noted<'_>> {
-        match note.split_first()? {
-            (1, bytes) => Some(Noted::Here(bytes)),
-            (0, len) => Some(Noted::Later(u64::from_le_bytes(len.try_into().ok()?) as usize)),
-            _ => None,
-        }
+        postcard::take_from_bytes(note).ok().filter(|(_, rest)| rest.is_empty()).map(|(noted, _)| noted)
     }
 }
 

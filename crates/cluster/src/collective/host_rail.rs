@@ -5,20 +5,13 @@
 //! exchanges need neither the gang nor a device: the member's thread does them, or another one
 //! ([`pending`](super::pending)).
 
-use super::{
-    cut::{Cut, End, Share},
-    hierarchical::part,
-    plan::{Job, Plan},
-    rail::{HostSide, Landed, Rail},
-};
-use crate::{
-    internals::*,
-    runtime::{
-        collective::{Area, fold_on_host},
-        driver::Address,
-    },
-    traits::{Commit, HostTransport, Message, Tag, World},
-};
+use super::cut::{Cut, End, Share};
+use super::hierarchical::part;
+use super::plan::{Job, Plan};
+use super::rail::{HostSide, Landed, Rail};
+use crate::internals::*;
+use crate::runtime::{Address, Area, fold_on_host};
+use crate::traits::{Commit, HostTransport, Message, Tag, World};
 use gpu_pool::{DType, Error, PinnedBuffer, ReduceOp, Result};
 use std::{
     collections::{BTreeMap, VecDeque},

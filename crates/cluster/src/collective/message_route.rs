@@ -8,20 +8,11 @@
 //! Between devices the receiver must have the memory before anything is submitted, and it knows the lengths from a
 //! meeting. So a message has a further meeting for each batch, in whose turn both submit.
 
-use super::{
-    hierarchical::{Carrier, HierarchicalCall},
-    relay,
-};
-use crate::{
-    internals::*,
-    runtime::{
-        Gang,
-        collective::Area,
-        memory::{Access, StreamCore},
-        processes::Place,
-    },
-    traits::{Commit, DeviceTransport, HostTransport, Message, RailCall, RailMessage, Tag},
-};
+use super::hierarchical::{Carrier, HierarchicalCall};
+use super::relay;
+use crate::internals::*;
+use crate::runtime::{Access, Area, Gang, Place, StreamCore};
+use crate::traits::{Commit, DeviceTransport, HostTransport, Message, RailCall, RailMessage, Tag};
 use gpu_pool::{Error, PinnedBuffer, Result};
 use std::{sync::Arc, time::Duration};
 
@@ -88,9 +79,7 @@ impl MessageRoute {
         };
         let devices = hier.link.world.devices();
         let ordinal = if to.device < devices[from.host] { to.device } else { from.device };
-        if let Some(error) = transport.failed(ordinal) {
-            return Err(error);
-        }
+        transport.failed(ordinal).map_or(Ok(()), Err)?;
         let dev = hier.group.device();
         let (own, proxy_stream) = (dev.index() == ordinal, dev.proxy_stream(ordinal)?);
         Ok(MessageRoute::Rail(Rail { transport, ordinal, own, proxy_stream, peer, deadline: dev.deadline() }))
@@ -224,9 +213,12 @@ impl Rail {
     fn submit(&self, batch: &[Held], access: Access, commit: Commit) -> Result<u64> {
         let areas = batch.iter().map(Held::area).filter(|area| !area.bytes.is_empty());
         let uses: Vec<(Area, Access)> = areas.map(|area| (area, access)).collect();
-        let message = |(area, access): &(Area, Access)| match access {
-            Access::Read => RailMessage::Send { to: self.peer, at: area.address, bytes: area.bytes.len() },
-            Access::Write => RailMessage::Receive { from: self.peer, at: area.address, bytes: area.bytes.len() },
+        let sends = access == Access::Read;
+        let message = |(area, _): &(Area, Access)| RailMessage {
+            sends,
+            peer: self.peer,
+            at: area.address,
+            bytes: area.bytes.len(),
         };
         let (messages, stream): (Vec<_>, _) = (uses.iter().map(message).collect(), &self.proxy_stream);
         relay::with_memory(stream, "message", &uses, &uses, || {

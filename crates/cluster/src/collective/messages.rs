@@ -8,20 +8,12 @@
 //!
 //! Invariant: messages of one label between two members of a group are received in the order in which they were sent.
 
-use super::{
-    hierarchical::{HierarchicalCall, MOST_TEXT, Noted, part as part_of},
-    message_route::{Again, CancelOn, Held, MessageRoute},
-};
-use crate::{
-    internals::*,
-    runtime::{
-        Call, Label,
-        collective::{Area, Incoming, Outgoing},
-        processes::Place,
-    },
-    traits::{Arrival, OUTBOX},
-    wire::{decode, hash, shortened},
-};
+use super::hierarchical::{HierarchicalCall, MOST_TEXT, Noted, part as part_of};
+use super::message_route::{Again, CancelOn, Held, MessageRoute};
+use crate::internals::*;
+use crate::runtime::{Area, Call, Incoming, Label, Outgoing, Place};
+use crate::traits::{Arrival, OUTBOX};
+use crate::wire::{decode, hash, shortened};
 use gpu_pool::{Error, Group, Result, error::Site};
 use std::sync::Arc;
 

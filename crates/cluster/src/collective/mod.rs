@@ -50,18 +50,11 @@ mod shared_rail;
 mod two_hop;
 pub(crate) mod values;
 
-use crate::{
-    internals::*,
-    link::link_of,
-    runtime::{
-        Call, Label,
-        collective::{
-            AcrossProcesses, Hierarchy, Incoming, LonePad, Outgoing, PendingReduce, Registration, Request, Shape,
-        },
-        memory::BlockRef,
-    },
-    traits::Transport,
+use crate::runtime::{
+    AcrossProcesses, BlockRef, Call, Hierarchy, Incoming, Label, LonePad, Outgoing, PendingReduce, Registration,
+    Request, Shape,
 };
+use crate::{internals::*, link::link_of, traits::Transport};
 use gpu_pool::{DType, Group, ReduceOp, Result};
 use hierarchical::HierarchicalCall;
 #[cfg(feature = "extend")]

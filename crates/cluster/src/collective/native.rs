@@ -2,20 +2,12 @@
 //! the whole collective in the members' own memory. There small sums go by own kernels, if the GPUs have
 //! [pads](LonePad).
 
-use super::{
-    hierarchical::copy_within,
-    plan::{Job, Plan},
-    relay::Relay,
-};
-use crate::{
-    internals::*,
-    runtime::{
-        collective::{Across, Area, LonePad, MOST, Payload, Request, Trip},
-        driver::Address,
-        memory::Access,
-    },
-    traits::{DeviceTransport, RailCall},
-};
+use super::hierarchical::copy_within;
+use super::plan::{Job, Plan};
+use super::relay::Relay;
+use crate::internals::*;
+use crate::runtime::{Access, Across, Address, Area, LonePad, MOST, Payload, Request, Trip};
+use crate::traits::{DeviceTransport, RailCall};
 use gpu_pool::{DType, ReduceOp, Result};
 use smallvec::SmallVec;
 

@@ -13,25 +13,16 @@
 //!
 //! [`WorldLink::run_in_order`]: crate::link::WorldLink::run_in_order
 
-use super::{
-    Hierarchical,
-    cut::Cut,
-    hierarchical::{Carrier, HierarchicalCall, headline},
-    host_rail::{self, HostRail},
-    plan::Plan,
-    rail::{self, HostSide, Landed},
-    shared_rail::SharedRail,
-};
-use crate::{
-    internals::*,
-    runtime::{
-        Gang,
-        collective::{AcrossProcesses, PendingReduce, Request},
-        memory::{DeviceHandle, Handover},
-        processes::Place,
-    },
-    traits::{Arrival, WorldScope},
-};
+use super::Hierarchical;
+use super::cut::Cut;
+use super::hierarchical::{Carrier, HierarchicalCall, headline};
+use super::host_rail::{self, HostRail};
+use super::plan::Plan;
+use super::rail::{self, HostSide, Landed};
+use super::shared_rail::SharedRail;
+use crate::internals::*;
+use crate::runtime::{AcrossProcesses, DeviceHandle, Gang, Handover, PendingReduce, Place, Request};
+use crate::traits::{Arrival, WorldScope};
 use gpu_pool::{Error, Group, Result, error::Site};
 use std::sync::{
     Arc,

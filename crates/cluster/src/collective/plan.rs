@@ -10,11 +10,9 @@
 //! Local index `r` has slice `r` between the steps inside. A reduce is a reduce_scatter of which one member gets all, a
 //! broadcast an all_gather of which one member has all. [`rail`](super::rail) carries a plan out, piece by piece.
 
-use super::{
-    cut::{Cut, Share},
-    hierarchical::{HierarchicalCall, bytes, part},
-};
-use crate::runtime::collective::{Area, Counts, Request, Shape, Side};
+use super::cut::{Cut, Share};
+use super::hierarchical::{HierarchicalCall, bytes, part};
+use crate::runtime::{Area, Counts, Request, Shape, Side};
 use gpu_pool::{DType, ReduceOp};
 
 #[derive(Clone, Copy, Debug)]

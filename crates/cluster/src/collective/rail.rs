@@ -12,22 +12,15 @@
 //! form no circle. A step inside that fails makes the gang fail immediately, so that no member of this process waits
 //! for one that has given up. Then the messages go on without steps inside, since the other processes count on them.
 
-use super::{
-    cut::Cut,
-    device_rail::{self, DeviceRail},
-    hierarchical::{Carrier, HierarchicalCall},
-    host_rail::{self, HostRail},
-    plan::Plan,
-    relay::Relay,
-    shared_rail::SharedRail,
-};
-use crate::{
-    runtime::{
-        Contained,
-        collective::{Area, Payload, Request, Shape, value_of},
-    },
-    traits::Commit,
-};
+use super::cut::Cut;
+use super::device_rail::{self, DeviceRail};
+use super::hierarchical::{Carrier, HierarchicalCall};
+use super::host_rail::{self, HostRail};
+use super::plan::Plan;
+use super::relay::Relay;
+use super::shared_rail::SharedRail;
+use crate::runtime::{Area, Contained, Payload, Request, Shape, value_of};
+use crate::traits::Commit;
 use gpu_pool::Result;
 
 /// A member's way to the other processes, for the pieces of one collective.

@@ -5,7 +5,7 @@
 //! data hops inside the process first. A group that has no such ordinal goes over devices that are no members, through
 //! page-locked memory ([`relay`](super::relay)).
 
-use crate::runtime::{collective::HostMembers, processes::Place};
+use crate::runtime::{HostMembers, Place};
 use smallvec::SmallVec;
 
 type Few = SmallVec<[usize; 8]>;

@@ -8,15 +8,10 @@
 //! through scratch ([`HierarchicalCall::is_registered`]).
 
 use super::hierarchical::HierarchicalCall;
-use crate::{
-    internals::*,
-    link::link_of,
-    runtime::{
-        collective::{Area, Registration},
-        memory::BlockRef,
-    },
-    traits::{DeviceTransport, Transport},
-};
+use crate::internals::*;
+use crate::link::link_of;
+use crate::runtime::{Area, BlockRef, Registration};
+use crate::traits::{DeviceTransport, Transport};
 use gpu_pool::{Group, Result};
 
 pub(super) fn register(group: &Group<'_>, memory: &BlockRef) -> Result<Option<Registration>> {

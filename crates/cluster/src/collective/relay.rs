@@ -8,15 +8,9 @@
 //! Invariant: a relay's memory is there before the member arrives.
 
 use super::hierarchical::HierarchicalCall;
-use crate::{
-    internals::*,
-    runtime::{
-        collective::{Area, Payload},
-        driver::{Address, Driver, DriverResult},
-        memory::{Access, StreamCore},
-    },
-    traits::{DeviceTransport, RailCall, RailMessage},
-};
+use crate::internals::*;
+use crate::runtime::{Access, Address, Area, Driver, DriverResult, Payload, StreamCore};
+use crate::traits::{DeviceTransport, RailCall, RailMessage};
 use gpu_pool::{PinnedBuffer, Result};
 use std::sync::Arc;
 
@@ -53,9 +47,7 @@ impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
     ) -> Result<Self> {
         let rail = hier.rail_map.of(hier.across.me, hier.across.here);
         let ordinal = rail.map_or(hier.group.device().index(), |rail| hier.rail_map.all[rail].ordinal);
-        if let Some(error) = transport.failed(ordinal) {
-            return Err(error);
-        }
+        transport.failed(ordinal).map_or(Ok(()), Err)?;
         let (own, dev) = (hier.group.device().index(), hier.group.device());
         let proxy_stream = if ordinal == own { None } else { Some(dev.proxy_stream(ordinal)?) };
         let side_stream = if overlapped && ordinal == own { Some(dev.proxy_stream(own)?) } else { None };
@@ -81,13 +73,13 @@ impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
         if self.proxy_stream.is_none() || messages.is_empty() {
             return Ok(Load { messages, host_copy: None });
         }
-        let room = messages.iter().map(|message| message.bytes().next_multiple_of(ALIGN)).sum::<usize>();
+        let room = messages.iter().map(|message| message.bytes.next_multiple_of(ALIGN)).sum::<usize>();
         let memory = self.hier.pinned(room)?;
-        let mut at = memory.block().address();
+        let mut next = memory.block().address();
         let moved = messages.iter().map(|message| {
-            let moved = message.moved_to(at);
-            at += message.bytes().next_multiple_of(ALIGN) as u64;
-            moved
+            let at = next;
+            next += message.bytes.next_multiple_of(ALIGN) as u64;
+            RailMessage { at, ..*message }
         });
         let moved = moved.collect();
         Ok(Load { messages, host_copy: Some(HostCopy { memory, messages: moved }) })
@@ -104,16 +96,14 @@ impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
     fn send_by(&self, proxy_stream: &Arc<StreamCore>, messages: &[RailMessage], host_copy: &HostCopy) -> Result<()> {
         let (own, op) = (self.hier.group.device().core(), self.hier.call.op);
         let (block, all) = (host_copy.memory.block(), 0..host_copy.memory.len());
-        let pairs = || messages.iter().zip(&host_copy.messages);
+        let pairs = |sends| messages.iter().zip(&host_copy.messages).filter(move |(message, _)| message.sends == sends);
         block.order(op, own, &all, Access::Write)?;
         let mut staged = Ok(());
-        for (message, moved) in pairs() {
-            if let (RailMessage::Send { at, bytes, .. }, RailMessage::Send { at: to, .. }) = (*message, *moved) {
-                staged = staged.and_then(|()| {
-                    // SAFETY: both ranges have so many bytes; the caller's `Op` and the hazards order the copy.
-                    self.own(|driver| unsafe { driver.copy_to_host(pointer(to), at, bytes, own.raw) })
-                });
-            }
+        for (message, moved) in pairs(true) {
+            let (to, from, bytes) = (pointer(moved.at), message.at, message.bytes);
+            // SAFETY: both ranges have so many bytes; the caller's `Op` and the hazards order the copy.
+            let copy = || self.own(|driver| unsafe { driver.copy_to_host(to, from, bytes, own.raw) });
+            staged = staged.and_then(|()| copy());
         }
         let last = own.submit();
         block.note(own, last, all.clone(), Access::Write);
@@ -129,14 +119,11 @@ impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
         }
         staged.and(submitted).and(own.wait_for(op, proxy_stream, last))?;
         let mut fetched = Ok(());
-        for (message, moved) in pairs() {
-            if let (RailMessage::Receive { at, bytes, .. }, RailMessage::Receive { at: from, .. }) = (*message, *moved)
-            {
-                fetched = fetched.and_then(|()| {
-                    // SAFETY: as above.
-                    self.own(|driver| unsafe { driver.copy_to_device(at, pointer(from), bytes, own.raw) })
-                });
-            }
+        for (message, moved) in pairs(false) {
+            let (to, from, bytes) = (message.at, pointer(moved.at), message.bytes);
+            // SAFETY: as above.
+            let copy = || self.own(|driver| unsafe { driver.copy_to_device(to, from, bytes, own.raw) });
+            fetched = fetched.and_then(|()| copy());
         }
         block.note(own, own.submit(), all, Access::Read);
         fetched

@@ -14,21 +14,16 @@
 //! what others only read is never written again. Memory is used again when all have counted all pieces: never after a
 //! loss, since a process that was stopped may go on later.
 
-use super::{
-    cut::{Cut, Ranges, Share},
-    hierarchical::part,
-    plan::{Job, Plan},
-    rail::{HostSide, Landed, Rail},
+use super::cut::{Cut, Ranges, Share};
+use super::hierarchical::part;
+use super::plan::{Job, Plan};
+use super::rail::{HostSide, Landed, Rail};
+use crate::internals::*;
+use crate::runtime::{
+    Access, Area, fold_on_host,
+    sync::{load_word, store_word},
 };
-use crate::{
-    internals::*,
-    runtime::{
-        collective::{Area, fold_on_host},
-        memory::Access,
-        sync::{load_word, store_word},
-    },
-    traits::{Commit, CommonMemory, World},
-};
+use crate::traits::{Commit, CommonMemory, World};
 use gpu_pool::{DType, Error, Result};
 use std::{
     ops::Range,

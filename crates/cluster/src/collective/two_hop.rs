@@ -9,15 +9,11 @@
 //!
 //! Pieces that take the same steps keep the order of their senders, then of their receivers, on both sides.
 
-use super::{
-    cut::{Amount, place},
-    hierarchical::{HierarchicalCall, part},
-    relay::Relay,
-};
-use crate::{
-    runtime::collective::{Area, Counts, Request, Shape},
-    traits::{DeviceTransport, RailMessage},
-};
+use super::cut::{Amount, place};
+use super::hierarchical::{HierarchicalCall, part};
+use super::relay::Relay;
+use crate::runtime::{Area, Counts, Request, Shape};
+use crate::traits::{DeviceTransport, RailMessage};
 use gpu_pool::Result;
 use std::{ops::Range, sync::Arc};
 
@@ -162,17 +158,15 @@ pub(super) fn flow(
     let mut messages = Vec::new();
     for ((_, to), range) in collected_at.iter().filter(|((_, to), range)| !calls.is_here(*to) && !range.is_empty()) {
         let (to, at) = (across.places[*to].host, collected.address + range.start as u64);
-        messages.push(RailMessage::Send { to, at, bytes: range.len() });
+        messages.push(RailMessage::send(to, at, range.len()));
     }
     let mut arriving: Vec<_> = landed_at.iter().filter(|(_, range)| !range.is_empty()).collect();
     arriving.sort_by_key(|((from, to), _)| (*from, *to));
     for ((from, to), range) in arriving {
-        let at = match destination(*from).filter(|_| to_all) {
-            Some(into) => into.address,
-            None => landed.address + range.start as u64,
-        };
+        let own = destination(*from).filter(|_| to_all);
+        let at = own.map_or(landed.address + range.start as u64, |into| into.address);
         debug_assert!(!to_all || *to == me);
-        messages.push(RailMessage::Receive { from: across.places[*from].host, at, bytes: range.len() });
+        messages.push(RailMessage::receive(across.places[*from].host, at, range.len()));
     }
     relay.exchange(messages, &[&collected], &[&landed])?;
 

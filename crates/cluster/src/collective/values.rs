@@ -2,14 +2,9 @@
 //! long for that, by an all_gather of the devices.
 
 use super::hierarchical::{HierarchicalCall, Noted};
-use crate::{
-    internals::*,
-    runtime::{
-        Call, Contained, OpSite,
-        collective::{Counts, Payload, Shape, between, value_of},
-    },
-    wire::{decode, shortened},
-};
+use crate::internals::*;
+use crate::runtime::{Call, Contained, Counts, OpSite, Payload, Shape, between, value_of};
+use crate::wire::{decode, shortened};
 use gpu_pool::{AsView, AsViewMut, DType, Error, Group, Result};
 
 /// The longest text that [`agree`] tells as it is.
@@ -34,9 +29,7 @@ pub(super) fn exchange(group: &Group<'_>, call: &Call, own: Vec<u8>) -> Result<V
     let mut take = |host: usize, bytes: &[u8]| -> Result<()> {
         let all: Vec<Vec<u8>> = decode(bytes).map_err(|_| nonsense())?;
         let ranks = &across.hosts[host].ranks;
-        if all.len() != ranks.len() {
-            return Err(nonsense());
-        }
+        fail_if!(all.len() != ranks.len(), nonsense());
         ranks.iter().zip(all).for_each(|(&rank, value)| values[rank] = value);
         Ok(())
     };

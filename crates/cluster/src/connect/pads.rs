@@ -5,10 +5,7 @@
 //! one answer, so each step ends with the word of all. Nothing here fails a start, but for the loss of a process.
 
 use super::super::{control::Control, transport::shm::pass_on, wire::cut};
-use crate::runtime::{
-    collective::{LonePad, MOST, SetUp},
-    driver::{DriverRef, blocking},
-};
+use crate::runtime::{DriverRef, LonePad, MOST, SetUp, blocking};
 use gpu_pool::{Error, Result, event};
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -80,25 +77,25 @@ fn carry_out(control: &Control, driver: &DriverRef, alone: bool, limit: Duration
 /// The descriptors of the others' pads. A process that fails here says so: the others must not wait for it.
 fn exchange(control: &Control, memory: &OwnedFd, limit: Duration) -> SetUp<Vec<Option<OwnedFd>>> {
     let failed_by = |process: usize| format!("pads/failed/{process}");
-    (0..control.size()).for_each(|process| control.ask(&failed_by(process)));
+    (0..control.size()).for_each(|process| control.local.ask(&failed_by(process)));
     let lost = || {
-        let process = || (0..control.size()).find(|process| control.known(&failed_by(*process)).is_some());
-        let why = |process| format!("process {process} could not pass its memory on");
-        control.lost().or_else(|| Some(Error::Cluster { op: "pads", why: why(process()?) }))
+        let process = || (0..control.size()).find(|process| control.local.known(&failed_by(*process)).is_some());
+        let failed = |process| cluster_error!("pads", "process {process} could not pass its memory on");
+        control.lost().or_else(|| process().map(failed))
     };
     let get = |key: &str| {
-        control.ask(key);
+        control.local.ask(key);
         loop {
-            match (control.known(key), lost()) {
+            match (control.local.known(key), lost()) {
                 (Some(value), _) => return Ok(value),
                 (None, Some(error)) => return Err(error),
                 (None, None) => thread::sleep(Duration::from_millis(1)),
             }
         }
     };
-    let (set, place) = (|key: &str, value: &[u8]| control.set(key, value), (control.host, control.size()));
+    let (set, place) = (|key: &str, value: &[u8]| control.local.set(key, value), (control.host, control.size()));
     pass_on(memory.as_fd(), "pads", place, &set, &get, &lost, limit).map_err(|error| {
-        let _ = control.set(&failed_by(control.host), b"!");
+        let _ = control.local.set(&failed_by(control.host), b"!");
         error.to_string()
     })
 }

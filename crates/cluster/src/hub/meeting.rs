@@ -1,12 +1,8 @@
 //! Collectives that some hosts of a group have arrived at.
 
-use super::{
-    super::{
-        mutant::{self, Rule},
-        wire,
-    },
-    Arrive, Call, Duration, Failure, Kind, Member, Out, Scope, ToHost, cut,
-};
+use super::super::mutant::{self, Rule};
+use super::super::wire;
+use super::{Arrive, Call, Duration, Failure, Kind, Member, Out, Scope, ToHost, cut};
 use crate::traits::OUTBOX;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,15 +31,9 @@ pub(super) fn check(arrive: &Arrive, host: usize, size: usize) -> Result<(), &'s
     if members.windows(2).any(|two| two[0] == two[1]) || members.len() > wire::MOST_MEMBERS {
         return Err("a member that is listed twice, or too many");
     }
-    if members.iter().any(|(host, _)| *host as usize >= size) {
-        return Err("a member of no process");
-    }
-    if members.binary_search(&(host as u32, arrive.device)).is_err() {
-        return Err("a collective of others");
-    }
-    if arrive.note.len() > crate::traits::MOST_NOTE {
-        return Err("a note that is too long");
-    }
+    fail_if!(members.iter().any(|(host, _)| *host as usize >= size), "a member of no process");
+    fail_if!(members.binary_search(&(host as u32, arrive.device)).is_err(), "a collective of others");
+    fail_if!(arrive.note.len() > crate::traits::MOST_NOTE, "a note that is too long");
     Ok(())
 }
 

@@ -1,10 +1,8 @@
 //! [`Chunk`]: what the exporter keeps of memory that other processes may have. It is attached to the memory's region.
 
-use super::{
-    server,
-    wire::{Key, Reply},
-};
-use crate::runtime::memory::{Access, Lending, Region};
+use super::server;
+use super::wire::{Key, Reply};
+use crate::runtime::{Access, Lending, Region};
 use parking_lot::{Condvar, Mutex};
 use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 

@@ -1,29 +1,21 @@
 //! The importer's side: asks an exporter for its memory, and gives it back.
 
-use super::{
-    IpcBuffer,
-    wire::{self, LONGEST_NAME, NAME, Process, RELEASED, Reply, Request},
-};
-use crate::{
-    runtime::{BufferInternals, DeviceInternals, ErrorInternals, OpSite, memory::Access},
-    socket,
-    wire::no_descriptor,
-};
+use super::wire::{self, LONGEST_NAME, NAME, Process, RELEASED, Reply, Request};
+use super::{IpcBuffer, TICK};
+use crate::runtime::{Access, BufferInternals, DeviceInternals, ErrorInternals, OpSite};
+use crate::{socket, wire::no_descriptor};
 use gpu_pool::{
     AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Error, Result, memory::PeerView,
 };
 use rustix::net::RecvFlags;
 use std::{
-    fmt, io,
+    io,
     os::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
     },
     time::{Duration, Instant},
 };
-
-/// Between two looks at whether the gang has failed.
-const TICK: Duration = Duration::from_millis(20);
 
 /// Memory of another process of this host, as a buffer of this device: from [`import`](super::ClusterDevice::import).
 ///
@@ -84,11 +76,7 @@ impl<T: DeviceCopy> AsViewMut for Imported<T> {
     }
 }
 
-impl<T: DeviceCopy> fmt::Debug for Imported<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Imported {:?}", self.buffer)
-    }
-}
+debug_as!(Imported<T> [T: DeviceCopy], |self| "Imported {:?}", self.buffer);
 
 /// The connection to the exporter. Its drop says that the memory is unmapped here.
 pub(super) struct Lease(UnixStream);
@@ -119,13 +107,9 @@ pub(super) struct Granted {
 pub(super) fn ask(ipc: &IpcBuffer, limit: Duration, stop: &dyn Fn() -> Result<()>) -> Result<Granted> {
     let begun = Instant::now();
     let named = ipc.socket.starts_with(NAME) && ipc.socket.len() <= LONGEST_NAME;
-    if !named || ipc.socket.contains('\0') {
-        return Err(Error::invalid("import", "this is not what `export` has made: no exporter has such a socket"));
-    }
-    let wait = || match begun.elapsed() > limit {
-        true => Err(timeout(ipc, limit)),
-        false => stop(),
-    };
+    let named = named && !ipc.socket.contains('\0');
+    invalid_if!(!named, "import", "this is not what `export` has made: no exporter has such a socket");
+    let wait = || if begun.elapsed() > limit { Err(timeout(ipc, limit)) } else { stop() };
     loop {
         wait()?;
         match socket::connect(&ipc.socket) {
@@ -142,7 +126,7 @@ pub(super) fn ask(ipc: &IpcBuffer, limit: Duration, stop: &dyn Fn() -> Result<()
             Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => {
                 return Err(Error::invalid("import", "the exporter has dropped its exported buffers"));
             }
-            Err(why) => return Err(failed(format_args!("no connection: {why}"))),
+            Err(why) => return Err(cluster_error!("import", "no connection: {why}")),
         }
         std::thread::sleep(TICK);
     }
@@ -150,21 +134,17 @@ pub(super) fn ask(ipc: &IpcBuffer, limit: Duration, stop: &dyn Fn() -> Result<()
 
 /// This process has no file descriptor for the import.
 fn no_room(why: &io::Error) -> Error {
-    failed(format_args!("this process has no free file descriptor: {why}"))
-}
-
-fn failed(why: impl fmt::Display) -> Error {
-    Error::Cluster { op: "import", why: why.to_string() }
+    cluster_error!("import", "this process has no free file descriptor: {why}")
 }
 
 type Answer = (Lease, Reply, Option<OwnedFd>);
 
 #[track_caller]
 fn ask_once(ipc: &IpcBuffer, socket: UnixStream, wait: &dyn Fn() -> Result<()>) -> Result<Option<Answer>> {
-    let (pid, user) = socket::peer(&socket).map_err(|why| failed(format_args!("who is the exporter? {why}")))?;
-    if !wire::may_have(user, socket::own_user()) {
-        return Err(Error::invalid("import", format_args!("the exporter is a process of user {user}")));
-    }
+    let who = |why| cluster_error!("import", "who is the exporter? {why}");
+    let (pid, user) = socket::peer(&socket).map_err(who)?;
+    let same_user = wire::may_have(user, socket::own_user());
+    invalid_if!(!same_user, "import", "the exporter is a process of user {user}");
     if Process::of(pid).map_err(|why| no_room(&why))? != Some(ipc.process) {
         return Err(lost(ipc, &format!("has ended, and process {pid} has its socket's name")));
     }
@@ -179,18 +159,17 @@ fn ask_once(ipc: &IpcBuffer, socket: UnixStream, wait: &dyn Fn() -> Result<()>) 
     let (got, mut memory) = match socket::receive(&lease.0, &mut frame, RecvFlags::DONTWAIT) {
         Ok((0, _)) => return Ok(None),
         Err(why) if why.kind() == io::ErrorKind::Other => {
-            return Err(failed(format_args!("{why}; this export has ended, so export once more")));
+            return Err(cluster_error!("import", "{why}; this export has ended, so export once more"));
         }
         Err(_) => return Ok(None),
         Ok(received) => received,
     };
     let reply: Reply = bytemuck::pod_read_unaligned(&frame);
-    if got < frame.len() || !reply.is_valid() {
-        return Err(failed("the exporter is of another version of this crate"));
-    }
+    let readable = got == frame.len() && reply.is_valid();
+    fail_if!(!readable, cluster_error!("import", "the exporter is of another version of this crate"));
     match (reply.refused(), memory.pop(), memory.is_empty()) {
         (Some(_), None, _) => Ok(Some((lease, reply, None))),
         (None, Some(memory), true) => Ok(Some((lease, reply, Some(memory)))),
-        _ => Err(failed("the exporter's answer has no memory, or too much")),
+        _ => Err(cluster_error!("import", "the exporter's answer has no memory, or too much")),
     }
 }

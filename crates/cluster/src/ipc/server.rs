@@ -4,12 +4,12 @@
 //! and write is non-blocking, a request has a limit, and so has their number. Invariant: no lock of this file is held
 //! while memory is given up, since that comes back to [`forget`].
 
-use super::{
-    chunk::{Chunk, Loan},
-    wire::{self, Key, NAME, Process, RELEASED, Reply, Request},
-};
-use crate::{runtime::memory::Region, socket};
-use gpu_pool::{Error, Result};
+use super::TICK;
+use super::chunk::{Chunk, Loan};
+use super::wire::{self, Key, NAME, Process, RELEASED, Reply, Request};
+use crate::runtime::Region;
+use crate::socket;
+use gpu_pool::Result;
 use parking_lot::Mutex;
 use rustix::net::RecvFlags;
 use std::{
@@ -31,8 +31,6 @@ const MOST_ASKING: usize = 64;
 /// Most exports that have ended, and of which an importer that comes too late is told how.
 const MOST_ENDED: usize = 256;
 const MOST_GUESTS: usize = 4096;
-/// Between two looks at guests that have a limit, and at processes that are ending.
-const TICK: Duration = Duration::from_millis(20);
 
 static SERVER: Mutex<Option<Arc<Server>>> = Mutex::new(None);
 
@@ -119,8 +117,8 @@ pub(super) fn remembered() -> (usize, usize) {
 }
 
 fn start() -> Result<Arc<Server>> {
-    let failed = |what: &str, why: io::Error| Error::Cluster { op: "export", why: format!("{what}: {why}") };
-    let no_process = || Error::Cluster { op: "export", why: "there is no /proc that tells processes apart".into() };
+    let failed = |what: &str, why: io::Error| cluster_error!("export", "{what}: {why}");
+    let no_process = || cluster_error!("export", "there is no /proc that tells processes apart");
     let process = Process::own().ok_or_else(no_process)?;
     let number = u64::from_le_bytes(*wire::random("export")?.first_chunk().expect("32 bytes"));
     let name = format!("{NAME}{}.{number:016x}", process.pid);
@@ -137,12 +135,8 @@ impl Book {
     fn claim(&mut self, request: &Request) -> Result<Loan, u32> {
         let ended = || self.ended.iter().find(|(id, _)| *id == request.id).map(|(_, export)| export);
         let export = self.exports.get(&request.id).or_else(ended).ok_or(Reply::STALE)?;
-        if !wire::same(&export.key, &request.key) {
-            return Err(Reply::FORGED);
-        }
-        if export.status != Reply::GRANTED {
-            return Err(export.status);
-        }
+        fail_if!(!wire::same(&export.key, &request.key), Reply::FORGED);
+        fail_if!(export.status != Reply::GRANTED, export.status);
         let region = export.region.upgrade().ok_or(Reply::STALE)?;
         let loan = Loan { region, exclusive: export.exclusive };
         self.end(request.id, Reply::USED);
@@ -164,11 +158,9 @@ struct Guest {
 }
 
 enum State {
-    Asking {
-        since: Instant,
-        got: usize,
-        request: [u8; size_of::<Request>()],
-    },
+    /// Its request has not come as a whole.
+    Asking { since: Instant, got: usize, request: [u8; size_of::<Request>()] },
+    /// It has memory.
     Holding(Loan),
     /// It has memory, and its socket has ended without a word. The memory is its own until the process has ended.
     Ending(Loan),

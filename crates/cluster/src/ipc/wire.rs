@@ -1,7 +1,7 @@
 //! The frames of the socket, and the identities of processes, users and elements. No I/O but `/proc` and random bytes.
 
 use crate::wire::{hash, no_descriptor};
-use gpu_pool::{Error, Result};
+use gpu_pool::Result;
 use hmac::digest::CtOutput;
 use sha2::Sha256;
 use std::{fs, io};
@@ -95,7 +95,7 @@ pub(super) fn element<T>() -> u64 {
 
 pub(super) fn random(op: &'static str) -> Result<Key> {
     let mut key = Key::default();
-    getrandom::fill(&mut key).map_err(|why| Error::Cluster { op, why: format!("no random bytes: {why}") })?;
+    getrandom::fill(&mut key).map_err(|why| cluster_error!(op, "no random bytes: {why}"))?;
     Ok(key)
 }
 

@@ -23,7 +23,7 @@ unsafe impl Sync for Part {}
 
 /// The messages as bytes, after devices have finished with them. The bytes live as long as the messages do, which stay
 /// where they are: a `PinnedBuffer` has its memory elsewhere.
-pub(super) fn parts(library: &'static str, hosts: usize, messages: &mut [Message]) -> Result<Vec<Part>> {
+fn parts(library: &'static str, hosts: usize, messages: &mut [Message]) -> Result<Vec<Part>> {
     let wrong = |why: String| Error::Transport { library, op: "exchange", code: 0, why };
     let known = |host: usize| match host < hosts {
         true => Ok(host),
@@ -44,6 +44,18 @@ pub(super) fn parts(library: &'static str, hosts: usize, messages: &mut [Message
         }
     };
     messages.iter_mut().map(part).collect()
+}
+
+/// [`exchange`](crate::traits::HostTransport::exchange), by `carry`, which takes the messages as bytes.
+pub(super) fn exchange(
+    (library, hosts): (&'static str, usize),
+    mut messages: Vec<Message>,
+    carry: impl FnOnce(Vec<Part>) -> Result<()>,
+) -> Result<Vec<Message>> {
+    match carry(parts(library, hosts, &mut messages)?) {
+        Ok(()) => Ok(messages),
+        Err(error) => Err(leak(messages, error)),
+    }
 }
 
 /// Keeps the messages' memory for ever, and passes the error on.

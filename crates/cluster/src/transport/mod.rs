@@ -19,12 +19,9 @@ pub(crate) fn cause(error: gpu_pool::Error, lost: &dyn Fn() -> Option<gpu_pool::
     use std::time::Duration;
     /// A closed connection is known within a second.
     const SOON: Duration = Duration::from_secs(1);
-    let symptom = match error {
-        // ENOMEM, ENFILE, EMFILE: this process is the cause.
-        gpu_pool::Error::Transport { library: "shm", code: 12 | 23 | 24, .. } => false,
-        gpu_pool::Error::Transport { .. } => true,
-        _ => false,
-    };
+    // ENOMEM, ENFILE, EMFILE: this process is the cause.
+    let own = matches!(error, gpu_pool::Error::Transport { library: "shm", code: 12 | 23 | 24, .. });
+    let symptom = !own && matches!(error, gpu_pool::Error::Transport { .. });
     let mut stall = crate::runtime::StallTimer::new(SOON);
     while symptom && !stall.is_over() {
         if let Some(cause) = lost() {
@@ -33,6 +30,17 @@ pub(crate) fn cause(error: gpu_pool::Error, lost: &dyn Fn() -> Option<gpu_pool::
         std::thread::sleep(Duration::from_millis(1));
     }
     error
+}
+
+/// The error of a fault of a device's driver, outside of a device's own calls.
+#[cfg(any(feature = "mpi", feature = "nccl"))]
+fn failed(device: usize, op: &'static str, fault: crate::runtime::driver::Fault) -> gpu_pool::Error {
+    use crate::runtime::driver::{Fault, FaultKind};
+    let Fault { kind, code, name, detail, .. } = fault;
+    match kind {
+        FaultKind::DeviceLost => gpu_pool::Error::DeviceLost { device, op, code, name, site: None },
+        _ => gpu_pool::Error::Driver { device, op, code, name, detail },
+    }
 }
 
 /// The libraries between processes that are found here, each with its version or with the reason why it is not of use.

@@ -19,22 +19,14 @@ mod thread;
 
 pub(crate) use device::DeviceMpi;
 
-use self::{
-    batch::{Batch, Channel, Tags},
-    library::{Library, unusable},
-    thread::Owner,
-};
-use super::{
-    cause,
-    host::{Backoff, Part, leak, parts},
-};
-use crate::{
-    runtime::{
-        sync::{Flag, Gate},
-        variables,
-    },
-    traits::{HostTransport, Message},
-};
+use self::batch::{Batch, Channel, Tags};
+use self::library::{Library, unusable};
+use self::thread::Owner;
+use super::cause;
+use super::host::{Backoff, Part, exchange, leak};
+use crate::runtime::sync::{Flag, Gate};
+use crate::runtime::variables;
+use crate::traits::{HostTransport, Message};
 use gpu_pool::{Error, Result, event};
 use std::{
     ffi::c_int,
@@ -47,13 +39,11 @@ use std::{
 /// not.)
 pub const PIECE: usize = 1 << 30;
 
+/// How often a wait for the library asks whether a process is lost.
+const TICK: Duration = Duration::from_millis(5);
+
 pub struct Mpi {
-    channel: Arc<Channel>,
-    rank: usize,
-    size: usize,
-    /// Whether each thread may call.
-    multiple: bool,
-    ours: bool,
+    started: Started,
     /// A call has failed: other processes may never reach `MPI_Finalize`.
     failed: Flag,
     gate: Gate,
@@ -61,10 +51,12 @@ pub struct Mpi {
 }
 
 struct Started {
-    channel: Channel,
+    channel: Arc<Channel>,
     rank: usize,
     size: usize,
+    /// Whether each thread may call.
     multiple: bool,
+    /// This crate has begun MPI, and ends it.
     ours: bool,
 }
 
@@ -85,52 +77,51 @@ impl Mpi {
     pub fn load_with(one_thread: bool, piece: usize) -> Result<Mpi> {
         let library = Library::open()?;
         let owner = Owner::start()?;
-        let Started { channel, rank, size, multiple, ours } =
-            owner.call(move || start(library, one_thread, piece))??;
+        let started = owner.call(move || start(library, one_thread, piece))??;
+        let Started { channel, rank, size, multiple, .. } = &started;
         event!(debug, "mpi_opened", library = &*channel.library.version, rank, size, multiple, "MPI");
-        Ok(Mpi {
-            channel: Arc::new(channel),
-            rank,
-            size,
-            multiple,
-            ours,
-            failed: Flag::new(),
-            gate: Gate::new(),
-            owner,
-        })
+        Ok(Mpi { started, failed: Flag::new(), gate: Gate::new(), owner })
     }
 
     pub fn rank(&self) -> usize {
-        self.rank
+        self.started.rank
     }
 
     pub fn size(&self) -> usize {
-        self.size
+        self.started.size
     }
 
     pub fn version(&self) -> &str {
-        &self.channel.library.version
+        &self.channel().library.version
+    }
+
+    fn channel(&self) -> &Arc<Channel> {
+        &self.started.channel
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let own = self.rank();
+        (0..self.size()).filter(move |&host| host != own)
     }
 
     /// Whether the library takes addresses of GPUs' memory. False if it does not tell: then data is staged.
     pub fn is_cuda_aware(&self) -> bool {
-        self.channel.library.is_cuda_aware()
+        self.channel().library.is_cuda_aware()
     }
 
     /// Fills `bytes` of all processes with those of process 0. All call it with the same length, one thread of each.
     /// Errors: [`Error::HostTimeout`] when not all have come by the deadline; [`Error::Transport`].
     pub fn broadcast(&self, bytes: &mut [u8], deadline: Duration) -> Result<()> {
         let start = Instant::now();
-        let others = || (0..self.size).filter(|&host| host != self.rank);
         let late = || {
-            let missing = if self.rank == 0 { others().collect() } else { vec![0] };
+            let missing = if self.rank() == 0 { self.others().collect() } else { vec![0] };
             let (op, waited) = ("MPI broadcast".to_owned(), start.elapsed());
             (waited > deadline).then_some(Error::HostTimeout { op, waited, missing })
         };
         let mut memory = bytes.to_vec();
         let (tag, len) = (Tags::START, memory.len());
-        let parts: Vec<_> = match self.rank {
-            0 => others().map(|to| Part::Send { to, tag, at: memory.as_ptr(), len }).collect(),
+        let parts: Vec<_> = match self.rank() {
+            0 => self.others().map(|to| Part::Send { to, tag, at: memory.as_ptr(), len }).collect(),
             _ => vec![Part::Receive { from: 0, tag, at: memory.as_mut_ptr(), len }],
         };
         // SAFETY: this call's own memory, which is kept for ever after an error.
@@ -151,7 +142,7 @@ impl Mpi {
     /// Streams' work on them is done before the call.
     pub(crate) unsafe fn exchange_parts(&self, parts: Vec<Part>, lost: &dyn Fn() -> Option<Error>) -> Result<()> {
         let Some(_pass) = self.gate.enter() else { return Err(unusable("MPI has ended in this process")) };
-        let done = match self.multiple {
+        let done = match self.started.multiple {
             // SAFETY: the caller's promise.
             true => unsafe { self.here(&parts, lost) },
             false => self.owner.carry(self, parts, lost),
@@ -166,11 +157,11 @@ impl Mpi {
     /// As [`exchange_parts`](Self::exchange_parts), and the library allows each thread to call.
     unsafe fn here(&self, parts: &[Part], lost: &dyn Fn() -> Option<Error>) -> Result<()> {
         // SAFETY: the caller's promise.
-        let mut batch = unsafe { Batch::post(&self.channel, parts)? };
+        let mut batch = unsafe { Batch::post(self.channel(), parts)? };
         let mut backoff = Backoff::new();
         loop {
             let mut progress = false;
-            if batch.poll(&self.channel, &mut progress)? {
+            if batch.poll(self.channel(), &mut progress)? {
                 return Ok(());
             }
             if progress {
@@ -185,15 +176,13 @@ impl Mpi {
     /// failure. Errors: [`Error::HostTimeout`] when not all processes have come by the deadline; [`Error::Transport`].
     pub fn close(&self, deadline: Duration) -> Result<()> {
         let first = self.gate.close();
-        let others = || (0..self.size).filter(|&host| host != self.rank).collect();
-        let late = || Error::HostTimeout { op: "MPI_Finalize".to_owned(), waited: deadline, missing: others() };
-        if !self.gate.wait_drained(Some(deadline)) {
-            return Err(late());
-        }
-        if !first || !self.ours || self.failed.is_raised() {
+        let missing = self.others().collect();
+        let late = || Error::HostTimeout { op: "MPI_Finalize".to_owned(), waited: deadline, missing };
+        fail_if!(!self.gate.wait_drained(Some(deadline)), late());
+        if !first || !self.started.ours || self.failed.is_raised() {
             return Ok(());
         }
-        let channel = self.channel.clone();
+        let channel = self.channel().clone();
         // SAFETY: no call is left, and all have ended well. The thread is the one that has begun MPI.
         let finalize = move || channel.library.check("MPI_Finalize", unsafe { (channel.library.f.finalize)() });
         self.owner.call_within(finalize, deadline)?.unwrap_or_else(|| Err(late()))
@@ -205,17 +194,13 @@ impl HostTransport for Mpi {
         "mpi"
     }
 
-    fn exchange(&self, mut messages: Vec<Message>, lost: &dyn Fn() -> Option<Error>) -> Result<Vec<Message>> {
-        let parts = parts("mpi", self.size, &mut messages)?;
+    fn exchange(&self, messages: Vec<Message>, lost: &dyn Fn() -> Option<Error>) -> Result<Vec<Message>> {
         // SAFETY: the messages own their bytes, and are kept for ever after an error.
-        match unsafe { self.exchange_parts(parts, lost) } {
-            Ok(()) => Ok(messages),
-            Err(error) => Err(leak(messages, error)),
-        }
+        exchange(("mpi", self.size()), messages, |parts| unsafe { self.exchange_parts(parts, lost) })
     }
 }
 
-gpu_pool::debug_as!(Mpi, |self| version = self.version(), rank = self.rank, ..);
+debug_as!(Mpi, |self| version = self.version(), rank = self.rank(), ..);
 
 /// Begins MPI. Called by the thread that ends it.
 fn start(library: Library, one_thread: bool, piece: usize) -> Result<Started> {
@@ -226,9 +211,7 @@ fn start(library: Library, one_thread: bool, piece: usize) -> Result<Started> {
         library.check("MPI_Finalized", (f.finalized)(&mut over))?;
         library.check("MPI_Initialized", (f.initialized)(&mut on))?;
     }
-    if over != 0 {
-        return Err(unusable("MPI has ended in this process, and cannot begin again: join a cluster once"));
-    }
+    fail_if!(over != 0, unusable("MPI has ended in this process, and cannot begin again: join a cluster once"));
     let ours = on == 0;
     // SAFETY: MPI has not begun; or it has, and is asked for its level. The pointers are to locals, or none.
     unsafe {
@@ -259,7 +242,7 @@ fn start(library: Library, one_thread: bool, piece: usize) -> Result<Started> {
         // The least bound of the standard, if it is not told.
         if set != 0 && !bound.is_null() { *bound } else { 32767 }
     };
-    let channel = Channel { tags: Tags::new(bound)?, library, comm, piece };
+    let channel = Arc::new(Channel { tags: Tags::new(bound)?, library, comm, piece });
     Ok(Started { channel, rank: rank as usize, size: size as usize, multiple: multiple && !one_thread, ours })
 }
 

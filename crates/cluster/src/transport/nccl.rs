@@ -35,23 +35,15 @@ mod warm_up;
 
 pub(crate) use library::Library;
 
-use super::cause;
-use crate::{
-    runtime::{
-        Alarm,
-        collective::{LonePad, SetUp},
-        driver::{Address, DriverRef, RawStream, blocking},
-        memory::BlockRef,
-    },
-    traits::{DeviceTransport, Failure, Overlap, RailCall, RailMessage, Tell},
-};
+use super::{cause, failed};
+use crate::runtime::{Address, Alarm, BlockRef, DriverRef, LonePad, RawStream, SetUp, blocking};
+use crate::traits::{DeviceTransport, Failure, Overlap, RailCall, RailMessage, Tell};
 use gpu_pool::{DType, Error, ReduceOp, Result, event};
-use library::{UniqueId, code};
+use library::{UniqueId, misuse};
 use once_cell::sync::OnceCell;
 use parking_lot::{Condvar, Mutex};
 use rail::{Rail, Until};
 use std::{
-    fmt,
     sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -127,7 +119,7 @@ impl Nccl {
         });
         let watched = rails.clone();
         let watch = thread::Builder::new().name("gpu-pool nccl".into()).spawn(move || watched.watch());
-        let watch = watch.map_err(|error| Error::Cluster { op: "transport", why: format!("no thread: {error}") })?;
+        let watch = watch.map_err(|error| cluster_error!("transport", "no thread: {error}"))?;
         event!(debug, "nccl_opened", "NCCL {}", library.version());
         Ok(Nccl { rails, overlap: None, watch: Mutex::new(Some(watch)) })
     }
@@ -192,38 +184,32 @@ impl Rails {
     fn connect(&self, device: usize, driver: &DriverRef, keys: &Keys<'_>) -> Result<()> {
         let hosts = hosts_of(&self.devices, device);
         let rank = hosts.iter().position(|&host| host == self.host);
-        let (Some(rank), Some(place)) = (rank, self.rails.get(device)) else {
-            return Err(self.no_rail("ncclCommInitRankConfig", device));
-        };
+        let no_rail = || self.no_rail("ncclCommInitRankConfig", device);
+        let (Some(rank), Some(place)) = (rank, self.rails.get(device)) else { return Err(no_rail()) };
         let key = format!("nccl/{device}");
         let id = if rank == 0 {
             let id = self.library.unique_id()?;
             (keys.set)(&key, &id.0)?;
             id
         } else {
-            let bytes = (keys.get)(&key)?;
-            UniqueId(bytes.try_into().map_err(|bytes: Vec<u8>| Error::Cluster {
-                op: "transport",
-                why: format!("host {} sent {} bytes as the id of rail {device}", hosts[0], bytes.len()),
-            })?)
+            let wrong = |bytes: Vec<u8>| {
+                let (host, count) = (hosts[0], bytes.len());
+                cluster_error!("transport", "host {host} sent {count} bytes as the id of rail {device}")
+            };
+            UniqueId((keys.get)(&key)?.try_into().map_err(wrong)?)
         };
         // It allocates memory and loads kernels.
         let _blocking = blocking();
-        if let Err(fault) = driver.bind() {
-            let (op, code, name, detail) = ("connect", fault.code, fault.name, fault.detail);
-            return Err(Error::Driver { device, op, code, name, detail });
-        }
+        driver.bind().map_err(|fault| failed(device, "connect", fault))?;
         let lost = || self.failure.cause().or_else(|| (self.lost)());
         let until = Until { lost: &lost, limit: self.connect_timeout };
         let rail = Arc::new(Rail::connect(self.library, driver.clone(), device, hosts, rank, id, until)?);
         if let Err((_, rail)) = place.try_insert(rail.clone()) {
-            rail.abort(&self.no_rail("ncclCommInitRankConfig", device));
-            return Err(self.no_rail("ncclCommInitRankConfig", device));
+            rail.abort(&no_rail());
+            return Err(no_rail());
         }
         // An abort that came before looks at no rail that is not in its place.
-        if let Some(cause) = self.failure.cause() {
-            return Err(cause);
-        }
+        self.failure.cause().map_or(Ok(()), Err)?;
         rail.warm_up(self.host, until)
     }
 
@@ -236,8 +222,7 @@ impl Rails {
     }
 
     fn no_rail(&self, op: &'static str, device: usize) -> Error {
-        let why = format!("device {device} of host {} has no rail, or one already", self.host);
-        Error::Transport { library: "nccl", op, code: code::INVALID_USAGE, why }
+        misuse(op, format!("device {device} of host {} has no rail, or one already", self.host))
     }
 
     /// The fault of the call on all hosts alike, so that none submits it.
@@ -252,8 +237,7 @@ impl Rails {
             }
             _ => return Ok(()),
         };
-        let why = format!("{wrong}, on {rail}");
-        Err(Error::Transport { library: "nccl", op: "submit", code: code::INVALID_USAGE, why })
+        Err(misuse("submit", format!("{wrong}, on {rail}")))
     }
 
     /// An error of the library ends all rails. Returns the first cause: of a dead host NCCL says less than the cluster.
@@ -400,12 +384,7 @@ impl DeviceTransport for Nccl {
 impl Drop for Nccl {
     /// Aborts what was not closed, and waits a few seconds for that.
     fn drop(&mut self) {
-        let cause = Error::Transport {
-            library: "nccl",
-            op: "ncclCommAbort",
-            code: code::INVALID_USAGE,
-            why: format!("host {} has dropped its part", self.rails.host),
-        };
+        let cause = misuse("ncclCommAbort", format!("host {} has dropped its part", self.rails.host));
         if !self.rails.wait_until_over(Duration::ZERO) && !self.abort(&cause) {
             event!(error, "nccl_does_not_end", "NCCL's communicators do not end");
         }
@@ -413,11 +392,9 @@ impl Drop for Nccl {
     }
 }
 
-impl fmt::Debug for Nccl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Rails { library, host, devices, .. } = &*self.rails;
-        write!(f, "NCCL {} of host {host} of {devices:?}", library.version())
-    }
+debug_as! {
+    Nccl, |self|
+    "NCCL {} of host {} of {:?}", self.rails.library.version(), self.rails.host, self.rails.devices
 }
 
 #[cfg(test)]

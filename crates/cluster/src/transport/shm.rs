@@ -23,14 +23,12 @@ mod outbox;
 pub(crate) use self::memory::pass_on;
 pub(crate) use self::memory::{Shared, introduce};
 use self::{inbox::Inbox, outbox::Outbox};
-use super::host::{Backoff, Part, leak, parts};
-use crate::{
-    runtime::sync::{
-        Sequence,
-        byte_ring::{Mapped, Reader, Writer},
-    },
-    traits::{CommonMemory, HostTransport, Message, Tag},
+use super::host::{Backoff, Part, exchange};
+use crate::runtime::sync::{
+    Sequence,
+    byte_ring::{Mapped, Reader, Writer},
 };
+use crate::traits::{CommonMemory, HostTransport, Message, Tag};
 use gpu_pool::{Error, Result, event};
 use parking_lot::Mutex;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -73,28 +71,22 @@ struct Peer {
     theirs: Option<Shared>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
 struct Header {
     tag: Tag,
-    len: usize,
+    len: u64,
 }
 
 impl Header {
-    const BYTES: usize = 24;
+    const BYTES: usize = size_of::<Header>();
 
-    fn to_bytes(self) -> [u8; Self::BYTES] {
-        let mut bytes = [0; Self::BYTES];
-        bytes[..8].copy_from_slice(&self.tag.number.to_ne_bytes());
-        bytes[8..12].copy_from_slice(&self.tag.phase.to_ne_bytes());
-        bytes[12..16].copy_from_slice(&self.tag.rail.to_ne_bytes());
-        bytes[16..].copy_from_slice(&(self.len as u64).to_ne_bytes());
-        bytes
+    fn new(tag: Tag, len: usize) -> Header {
+        Header { tag, len: len as u64 }
     }
 
-    fn from_bytes(bytes: [u8; Self::BYTES]) -> Header {
-        let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        let half = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
-        Header { tag: Tag { number: word(0), phase: half(8), rail: half(12) }, len: word(16) as usize }
+    fn len(&self) -> usize {
+        self.len as usize
     }
 }
 
@@ -169,12 +161,12 @@ impl Shm {
                 }
                 Part::Send { to, tag, at, len } if to == self.rank => {
                     // SAFETY: the caller's promise.
-                    let outcome = unsafe { self.peers[to].inbox.lock().deliver(Header { tag, len }, at) };
+                    let outcome = unsafe { self.peers[to].inbox.lock().deliver(Header::new(tag, len), at) };
                     call.finish(outcome);
                 }
                 // SAFETY: the caller's promise.
                 Part::Send { to, tag, at, len } => unsafe {
-                    self.peers[to].outbox.lock().post(Header { tag, len }, at, &call);
+                    self.peers[to].outbox.lock().post(Header::new(tag, len), at, &call);
                 },
             }
         }
@@ -210,13 +202,9 @@ impl HostTransport for Shm {
         "shm"
     }
 
-    fn exchange(&self, mut messages: Vec<Message>, lost: &dyn Fn() -> Option<Error>) -> Result<Vec<Message>> {
-        let parts = parts("shm", self.peers.len(), &mut messages)?;
+    fn exchange(&self, messages: Vec<Message>, lost: &dyn Fn() -> Option<Error>) -> Result<Vec<Message>> {
         // SAFETY: the messages own their bytes, and are kept for ever after an error.
-        match unsafe { self.exchange_parts(&parts, lost) } {
-            Ok(()) => Ok(messages),
-            Err(error) => Err(leak(messages, error)),
-        }
+        exchange(("shm", self.peers.len()), messages, |parts| unsafe { self.exchange_parts(&parts, lost) })
     }
 
     fn common_memory(self: Arc<Self>) -> Option<Arc<dyn CommonMemory>> {
@@ -264,4 +252,4 @@ impl CommonMemory for Shm {
     }
 }
 
-gpu_pool::debug_as!(Shm, |self| rank = self.rank, size = self.peers.len(), ..);
+debug_as!(Shm, |self| rank = self.rank, size = self.peers.len(), ..);

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 fn with(variables: &[(&str, &str)]) -> Result<Launch> {
     let value = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
-    Launch::from(&|name| Ok(value(name)))?.ok_or_else(no_launcher)
+    Launch::from(&Variables(&|name| Ok(value(name))))?.ok_or_else(no_launcher)
 }
 
 const TORCH: [(&str, &str); 7] = [
@@ -286,7 +286,7 @@ proptest! {
             [&OWN[..], &HAND.map(|v| v.0), &TORCH.map(|v| v.0), &OPEN_MPI.map(|v| v.0), &MPICH.map(|v| v.0),
              &SLURM.map(|v| v.0)].concat();
         let variables: BTreeMap<&str, String> = set.into_iter().map(|(i, value)| (names[i], value)).collect();
-        match Launch::from(&|name| Ok(variables.get(name).cloned())) {
+        match Launch::from(&Variables(&|name| Ok(variables.get(name).cloned()))) {
             Ok(None) => {}
             Ok(Some(l)) => {
                 prop_assert!(l.rank < l.size && l.local_rank < l.local_size && l.local_size <= l.size, "{l:?}");

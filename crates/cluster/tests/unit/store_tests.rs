@@ -29,10 +29,10 @@ fn each_process_gets_what_any_has_set() {
     let values: [(&str, &[u8]); 5] =
         [("key0", b"value0"), ("-key3", b"7"), ("", b"no name"), ("no value", b""), ("ä/\n\0", &[0, 255, 10])];
     for (at, (key, value)) in values.into_iter().enumerate() {
-        controls[at % 2].set(key, value).unwrap();
+        controls[at % 2].local.set(key, value).unwrap();
     }
     for (key, value) in values {
-        assert!(controls.iter().all(|control| control.get(key).unwrap() == value), "{key:?}");
+        assert!(controls.iter().all(|control| control.local.get(key).unwrap() == value), "{key:?}");
     }
 }
 
@@ -45,12 +45,12 @@ fn who_asks_early_waits() {
         let waiting: Vec<_> = (0..8)
             .map(|at| {
                 let control = &controls[at % 2];
-                s.spawn(move || control.get(["good", "other"][at / 4]).unwrap())
+                s.spawn(move || control.local.get(["good", "other"][at / 4]).unwrap())
             })
             .collect();
-        controls[1].set("bad", b"").unwrap();
-        controls[0].set("good", b"1").unwrap();
-        controls[1].set("other", b"2").unwrap();
+        controls[1].local.set("bad", b"").unwrap();
+        controls[0].local.set("good", b"1").unwrap();
+        controls[1].local.set("other", b"2").unwrap();
         let got: Vec<_> = waiting.into_iter().map(|thread| thread.join().unwrap()).collect();
         assert_eq!(got, [b"1", b"1", b"1", b"1", b"2", b"2", b"2", b"2"]);
     });
@@ -60,13 +60,13 @@ fn who_asks_early_waits() {
 #[test]
 fn five_workers() {
     let (_server, _clients, controls) = controls(5);
-    controls[0].set("key", b"value").unwrap();
+    controls[0].local.set("key", b"value").unwrap();
     for control in &controls {
-        assert_eq!(control.get("key").unwrap(), b"value");
-        control.set(&format!("new_key{}", control.host), &[control.host as u8]).unwrap();
+        assert_eq!(control.local.get("key").unwrap(), b"value");
+        control.local.set(&format!("new_key{}", control.host), &[control.host as u8]).unwrap();
     }
     for host in 0..5u8 {
-        assert_eq!(controls[0].get(&format!("new_key{host}")).unwrap(), [host]);
+        assert_eq!(controls[0].local.get(&format!("new_key{host}")).unwrap(), [host]);
     }
     let all: [&[u8]; 5] = [&[], &[1], &[2; 2], &[3; 3], &[4; 4]];
     thread::scope(|s| {
@@ -99,11 +99,11 @@ fn a_machine_that_nobody_knows_is_named() {
 #[test]
 fn values_have_a_limit() {
     let (_server, _clients, controls) = controls(1);
-    let error = controls[0].set("long", &vec![0; wire::MOST_VALUE + 1]).unwrap_err();
+    let error = controls[0].local.set("long", &vec![0; wire::MOST_VALUE + 1]).unwrap_err();
     assert!(matches!(error, Error::Cluster { .. }), "{error:?}");
     let most = vec![3; wire::MOST_VALUE];
-    controls[0].set("long", &most).unwrap();
-    assert_eq!(controls[0].get("long").unwrap(), most);
+    controls[0].local.set("long", &most).unwrap();
+    assert_eq!(controls[0].local.get("long").unwrap(), most);
 }
 
 /// Rank 0 goes while others wait for a value.
@@ -111,11 +111,11 @@ fn values_have_a_limit() {
 fn without_rank_0_a_wait_ends() {
     let (server, _clients, controls) = controls(2);
     thread::scope(|s| {
-        let waiting = s.spawn(|| controls[1].get("never"));
+        let waiting = s.spawn(|| controls[1].local.get("never"));
         drop(server);
         let error = waiting.join().unwrap().unwrap_err();
         assert!(matches!(error, Error::HostLost { host: 0, .. }), "{error:?}");
     });
     assert!(matches!(controls[1].check(), Err(Error::HostLost { host: 0, .. })));
-    assert!(matches!(controls[1].set("a", b""), Err(Error::HostLost { host: 0, .. })));
+    assert!(matches!(controls[1].local.set("a", b""), Err(Error::HostLost { host: 0, .. })));
 }

@@ -1,9 +1,7 @@
 //! Messages on their way: requests that were posted together.
 
-use super::{
-    super::host::Part,
-    library::{Handle, Library},
-};
+use super::super::host::Part;
+use super::library::{Handle, Library};
 use crate::traits::Tag;
 use gpu_pool::{Error, Result};
 use std::ffi::c_int;
@@ -36,9 +34,7 @@ impl Tags {
         let usable = (i64::from(upper_bound) + 1).checked_ilog2().unwrap_or(0);
         match usable.checked_sub(Self::PHASE + Self::RAIL + 1) {
             Some(bits) if bits >= Self::LEAST => Ok(Tags { bits }),
-            _ => Err(super::library::unusable(&format!(
-                "the MPI library has tags up to {upper_bound}, which are too few"
-            ))),
+            _ => Err(cluster_error!("transport", "the MPI library has tags up to {upper_bound}, which are too few")),
         }
     }
 
@@ -76,21 +72,17 @@ impl Batch {
             // An empty message is one piece, too.
             for at in (0..len.max(1)).step_by(*piece) {
                 let n = (len - at).min(*piece);
-                let mut request = 0;
+                let (mut request, count, byte) = (0, n as c_int, constants.byte);
                 // SAFETY: the bytes are those of the caller's promise, and `n` fits an `int`, since `piece` does.
                 let (op, code) = unsafe {
                     match *part {
                         Part::Send { to, tag, at: from, .. } => {
-                            let (to, tag) = (to as c_int, tags.of(tag));
-                            let bytes = from.add(at).cast();
-                            let code = (f.isend)(bytes, n as c_int, constants.byte, to, tag, *comm, &mut request);
-                            ("MPI_Isend", code)
+                            let (bytes, to, tag) = (from.add(at).cast(), to as c_int, tags.of(tag));
+                            ("MPI_Isend", (f.isend)(bytes, count, byte, to, tag, *comm, &mut request))
                         }
                         Part::Receive { from, tag, at: into, .. } => {
-                            let (from, tag) = (from as c_int, tags.of(tag));
-                            let bytes = into.add(at).cast();
-                            let code = (f.irecv)(bytes, n as c_int, constants.byte, from, tag, *comm, &mut request);
-                            ("MPI_Irecv", code)
+                            let (bytes, from, tag) = (into.add(at).cast(), from as c_int, tags.of(tag));
+                            ("MPI_Irecv", (f.irecv)(bytes, count, byte, from, tag, *comm, &mut request))
                         }
                     }
                 };

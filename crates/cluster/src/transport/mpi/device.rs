@@ -5,16 +5,14 @@
 //! kernels add them up. Each process makes the calls of one rail in the order of commits, so the messages of two
 //! processes on a rail need no number to be told apart.
 
-use super::{super::host::Part, Mpi};
-use crate::{
-    runtime::driver::{Address, DriverRef, FaultKind, RawStream},
-    traits::{DeviceTransport, Failure, RailCall, RailMessage, Tag, Tell},
-};
+use super::super::failed;
+use super::super::host::Part;
+use super::{Mpi, TICK};
+use crate::runtime::{Address, DriverRef, RawStream};
+use crate::traits::{DeviceTransport, Failure, RailCall, RailMessage, Tag, Tell};
 use gpu_pool::{DType, Error, ReduceOp, Result};
-use std::{ptr::with_exposed_provenance_mut, sync::Arc, time::Duration};
+use std::{ptr::with_exposed_provenance_mut, sync::Arc};
 
-/// Poll interval of `lost` while waiting.
-const TICK: Duration = Duration::from_millis(5);
 /// A tag has room for so many rails; its phase tells more of them apart.
 const RAILS: usize = 64;
 
@@ -38,16 +36,8 @@ impl DeviceMpi {
     /// Waits until the stream has done all that was submitted before the call.
     fn reach(&self, device: usize, stream: RawStream) -> Result<()> {
         let driver = &*self.drivers[device];
-        while !driver.stream_wait_idle(stream, TICK).map_err(|fault| {
-            let (op, code, name) = ("message", fault.code, fault.name);
-            match fault.kind {
-                FaultKind::DeviceLost => Error::DeviceLost { device, op, code, name, site: None },
-                _ => Error::Driver { device, op, code, name, detail: fault.detail },
-            }
-        })? {
-            if let Some(error) = (self.lost)() {
-                return Err(error);
-            }
+        while !driver.stream_wait_idle(stream, TICK).map_err(|fault| failed(device, "message", fault))? {
+            (self.lost)().map_or(Ok(()), Err)?;
         }
         Ok(())
     }
@@ -57,12 +47,9 @@ impl DeviceMpi {
     unsafe fn carry(&self, device: usize, stream: RawStream, messages: &[RailMessage]) -> Result<()> {
         self.reach(device, stream)?;
         let tag = Tag { number: 0, phase: (device / RAILS) as u32, rail: (device % RAILS) as u32 };
-        let at = |at, bytes| pointer(&self.drivers[device], at, bytes);
-        let part = |message: &RailMessage| match *message {
-            RailMessage::Send { to, at: from, bytes } => {
-                Part::Send { to, tag, at: at(from, bytes).cast_const(), len: bytes }
-            }
-            RailMessage::Receive { from, at: to, bytes } => Part::Receive { from, tag, at: at(to, bytes), len: bytes },
+        let part = |&RailMessage { sends, peer, at, bytes: len }: &RailMessage| {
+            let at = pointer(&self.drivers[device], at, len);
+            if sends { Part::Send { to: peer, tag, at, len } } else { Part::Receive { from: peer, tag, at, len } }
         };
         // The library may want the device's context.
         let _ = self.drivers[device].bind();
@@ -95,20 +82,14 @@ impl DeviceTransport for DeviceMpi {
     }
 
     unsafe fn submit(&self, device: usize, stream: RawStream, call: &RailCall<'_>) -> Result<()> {
-        if let Some(cause) = self.failure.cause() {
-            return Err(cause);
-        }
-        match call {
-            RailCall::Messages(messages) => {
-                // SAFETY: the caller's promise.
-                let carried = unsafe { self.carry(device, stream, messages) };
-                carried.map_err(|error| self.failure.set(&error))
-            }
-            _ => {
-                let why = format!("{call:?}: only messages go between devices by MPI");
-                Err(Error::Transport { library: "mpi", op: "submit", code: 0, why })
-            }
-        }
+        self.failure.cause().map_or(Ok(()), Err)?;
+        let RailCall::Messages(messages) = call else {
+            let why = format!("{call:?}: only messages go between devices by MPI");
+            return Err(Error::Transport { library: "mpi", op: "submit", code: 0, why });
+        };
+        // SAFETY: the caller's promise.
+        let carried = unsafe { self.carry(device, stream, messages) };
+        carried.map_err(|error| self.failure.set(&error))
     }
 
     fn failed(&self, _: usize) -> Option<Error> {

@@ -172,7 +172,7 @@ fn text_of(text: &[u8]) -> String {
 }
 
 pub(super) fn unusable(why: &str) -> Error {
-    Error::Cluster { op: "transport", why: why.to_owned() }
+    cluster_error!("transport", "{why}")
 }
 
 /// The libraries' names, of Open MPI first or last.

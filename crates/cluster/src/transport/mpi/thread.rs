@@ -1,10 +1,8 @@
 //! The thread that begins and ends MPI, and that calls it for all threads where the library demands one caller.
 
-use super::{
-    super::host::{Backoff, Part},
-    Mpi,
-    batch::{Batch, Channel},
-};
+use super::super::host::{Backoff, Part};
+use super::batch::{Batch, Channel};
+use super::{Mpi, TICK};
 use crate::runtime::{contain, sync::Flag};
 use gpu_pool::{Error, Result};
 use parking_lot::Mutex;
@@ -16,9 +14,6 @@ use std::{
     thread,
     time::Duration,
 };
-
-/// Poll interval of `lost` while waiting.
-const TICK: Duration = Duration::from_millis(5);
 
 type Call = Box<dyn FnOnce() + Send>;
 
@@ -42,7 +37,7 @@ impl Owner {
     pub(super) fn start() -> Result<Owner> {
         let (sender, jobs) = mpsc::channel();
         let started = thread::Builder::new().name("gpu-pool:mpi".to_owned()).spawn(move || work(&jobs));
-        started.map_err(|why| Error::Cluster { op: "transport", why: format!("no thread for MPI: {why}") })?;
+        started.map_err(|why| cluster_error!("transport", "no thread for MPI: {why}"))?;
         Ok(Owner(Mutex::new(sender)))
     }
 
@@ -75,7 +70,7 @@ impl Owner {
     pub(super) fn carry(&self, mpi: &Mpi, parts: Vec<Part>, lost: &dyn Fn() -> Option<Error>) -> Result<()> {
         let (done, result) = mpsc::sync_channel(1);
         let given_up = Arc::new(Flag::new());
-        let carry = Carry { channel: mpi.channel.clone(), parts, done, given_up: given_up.clone() };
+        let carry = Carry { channel: mpi.channel().clone(), parts, done, given_up: given_up.clone() };
         self.0.lock().send(Job::Carry(carry)).map_err(|_| ended())?;
         loop {
             match result.recv_timeout(TICK) {
@@ -93,7 +88,7 @@ impl Owner {
 }
 
 fn ended() -> Error {
-    Error::Cluster { op: "transport", why: "the thread that calls MPI has ended".to_owned() }
+    cluster_error!("transport", "the thread that calls MPI has ended")
 }
 
 fn work(jobs: &Receiver<Job>) {

@@ -1,13 +1,11 @@
 //! Calls of rails in NCCL's words.
 
-use super::{
-    RailCall, RailMessage,
-    library::{Comm, code},
-    operation::{self, Reduction},
-    rail::{Rail, pointer},
-};
-use crate::runtime::driver::RawStream;
-use gpu_pool::{DType, Error, ReduceOp, Result};
+use super::library::{Comm, code, misuse};
+use super::operation::{self, Reduction};
+use super::rail::{Rail, pointer};
+use super::{RailCall, RailMessage};
+use crate::runtime::RawStream;
+use gpu_pool::{DType, ReduceOp, Result};
 use std::ffi::{c_int, c_void};
 
 impl Rail {
@@ -19,18 +17,16 @@ impl Rail {
         let (f, stream) = (&self.library.f, pointer(stream.0));
         let byte = operation::dtype(DType::U8);
         match *call {
-            RailCall::AllReduce { source, destination, len, dtype, reduce } => {
-                self.reduce("ncclAllReduce", dtype, reduce, |comm, op| {
+            RailCall::AllReduce { source, destination, len, dtype, reduce }
+            | RailCall::ReduceScatter { source, destination, len, dtype, reduce, .. } => {
+                let (name, sum) = match call {
+                    RailCall::AllReduce { .. } => ("ncclAllReduce", f.all_reduce),
+                    _ => ("ncclReduceScatter", f.reduce_scatter),
+                };
+                self.reduce(name, dtype, reduce, |comm, op| {
                     let dtype = operation::dtype(dtype);
                     // SAFETY: the caller's promise; a live communicator.
-                    unsafe { (f.all_reduce)(pointer(source), pointer(destination), len, dtype, op, comm, stream) }
-                })
-            }
-            RailCall::ReduceScatter { source, destination, len, dtype, reduce, .. } => {
-                self.reduce("ncclReduceScatter", dtype, reduce, |comm, op| {
-                    let dtype = operation::dtype(dtype);
-                    // SAFETY: the caller's promise; a live communicator.
-                    unsafe { (f.reduce_scatter)(pointer(source), pointer(destination), len, dtype, op, comm, stream) }
+                    unsafe { sum(pointer(source), pointer(destination), len, dtype, op, comm, stream) }
                 })
             }
             RailCall::AllGather { source, destination, bytes, .. } => self.call("ncclAllGather", |comm| {
@@ -45,9 +41,9 @@ impl Rail {
                 })
             }
             RailCall::Messages(messages) => {
-                let ranked = |message: &RailMessage| match *message {
-                    RailMessage::Send { to, .. } => Ok((self.rank("ncclSend", to)?, *message)),
-                    RailMessage::Receive { from, .. } => Ok((self.rank("ncclRecv", from)?, *message)),
+                let ranked = |message: &RailMessage| {
+                    let op = if message.sends { "ncclSend" } else { "ncclRecv" };
+                    Ok((self.rank(op, message.peer)?, *message))
                 };
                 let messages = messages.iter().map(ranked).collect::<Result<Vec<_>>>()?;
                 // SAFETY: the caller's promise; a live communicator.
@@ -82,10 +78,7 @@ impl Rail {
                     unsafe { (self.library.f.scaled_destroy)(op, comm) }
                 })
             }
-            None => {
-                let why = format!("NCCL has no {reduce} of {dtype:?} by this crate's rules, on {self}");
-                Err(Error::Transport { library: "nccl", op: name, code: code::INVALID_USAGE, why })
-            }
+            None => Err(misuse(name, format!("NCCL has no {reduce} of {dtype:?} by this crate's rules, on {self}"))),
         }
     }
 
@@ -103,12 +96,12 @@ impl Rail {
         if failed(&start) {
             return start;
         }
-        let mut codes = messages.iter().map(|&(rank, message)| match message {
-            RailMessage::Send { bytes: 0, .. } | RailMessage::Receive { bytes: 0, .. } => code::SUCCESS,
+        let mut codes = messages.iter().map(|&(rank, RailMessage { sends, at, bytes, .. })| match sends {
+            _ if bytes == 0 => code::SUCCESS,
             // SAFETY: the caller's promise.
-            RailMessage::Send { at, bytes, .. } => unsafe { (f.send)(pointer(at), bytes, byte, rank, comm, stream) },
+            true => unsafe { (f.send)(pointer(at), bytes, byte, rank, comm, stream) },
             // SAFETY: the caller's promise.
-            RailMessage::Receive { at, bytes, .. } => unsafe { (f.recv)(pointer(at), bytes, byte, rank, comm, stream) },
+            false => unsafe { (f.recv)(pointer(at), bytes, byte, rank, comm, stream) },
         });
         let error = codes.find(failed);
         // SAFETY: ends this thread's group, also after an error.
@@ -119,10 +112,7 @@ impl Rail {
     fn rank(&self, op: &'static str, host: usize) -> Result<c_int> {
         match self.hosts.iter().position(|&member| member == host) {
             Some(rank) => Ok(rank as c_int),
-            None => {
-                let why = format!("host {host} has no device on this rail, on {self}");
-                Err(Error::Transport { library: "nccl", op, code: code::INVALID_USAGE, why })
-            }
+            None => Err(misuse(op, format!("host {host} has no device on this rail, on {self}"))),
         }
     }
 }

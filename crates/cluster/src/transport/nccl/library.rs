@@ -173,6 +173,11 @@ impl Library {
     }
 }
 
+/// The caller breaks a rule of this crate.
+pub(super) fn misuse(op: &'static str, why: String) -> Error {
+    Error::Transport { library: "nccl", op, code: code::INVALID_USAGE, why }
+}
+
 fn text(at: *const c_char) -> String {
     if at.is_null() {
         return String::new();
@@ -196,17 +201,17 @@ fn readable(version: c_int) -> String {
 }
 
 fn missing(name: &str, error: &libloading::Error) -> Error {
-    let why = format!(
+    cluster_error!(
+        "transport",
         "NCCL was not found as {name} ({error}). Install NCCL {} or newer (Debian, Ubuntu: libnccl2; PyPI: \
          nvidia-nccl-cu12 or nvidia-nccl-cu13, with its nvidia/nccl/lib in LD_LIBRARY_PATH), or name the library in \
          {VARIABLE}",
         readable(OLDEST)
-    );
-    Error::Cluster { op: "transport", why }
+    )
 }
 
 fn unusable(name: &str, why: std::fmt::Arguments<'_>) -> Error {
-    Error::Cluster { op: "transport", why: format!("{name} {why}; {VARIABLE} can name another library") }
+    cluster_error!("transport", "{name} {why}; {VARIABLE} can name another library")
 }
 
 #[cfg(test)]

@@ -4,11 +4,9 @@
 //! so that an abort can come meanwhile, which ends it. The transport's watching thread asks for calls that take too
 //! long ([`Rail::overdue`]). After an abort no thread begins a call.
 
-use super::{
-    library::{Comm, Config, Library, UniqueId, code},
-    register::Registration,
-};
-use crate::runtime::driver::{Address, DriverRef, blocking};
+use super::library::{Comm, Config, Library, UniqueId, code, misuse};
+use super::register::Registration;
+use crate::runtime::{Address, DriverRef, blocking};
 use gpu_pool::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 use std::{
@@ -27,10 +25,8 @@ pub(super) struct Until<'a> {
 
 impl Until<'_> {
     /// The error that ends a wait for `op`, which has begun at `start`.
-    fn check(&self, op: &'static str, start: Instant, rail: &Rail) -> Result<()> {
-        if let Some(error) = (self.lost)() {
-            return Err(error);
-        }
+    pub(super) fn check(&self, op: &'static str, start: Instant, rail: &Rail) -> Result<()> {
+        (self.lost)().map_or(Ok(()), Err)?;
         if start.elapsed() <= self.limit {
             return Ok(());
         }
@@ -108,7 +104,7 @@ impl Rail {
             }
         };
         let thread = thread::Builder::new().name(format!("gpu-pool nccl {device}")).spawn(connect);
-        thread.map_err(|error| Error::Cluster { op: "transport", why: format!("no thread: {error}") })?;
+        thread.map_err(|error| cluster_error!("transport", "no thread: {error}"))?;
         let start = Instant::now();
         let (code, comm) = loop {
             match told.recv_timeout(TICK) {
@@ -180,10 +176,7 @@ impl Rail {
         match (&state.comm, &state.cause) {
             (Some(comm), _) => Ok(comm.0),
             (None, Some(cause)) => Err(cause.clone()),
-            (None, None) => {
-                let why = format!("the communicator has ended, on {self}");
-                Err(Error::Transport { library: "nccl", op, code: code::INVALID_USAGE, why })
-            }
+            (None, None) => Err(misuse(op, format!("the communicator has ended, on {self}"))),
         }
     }
 

@@ -15,10 +15,7 @@
 //! [`DeviceTransport::register`]: crate::traits::DeviceTransport::register
 
 use super::rail::{Rail, pointer};
-use crate::runtime::{
-    driver::{Address, blocking},
-    memory::{Access, BlockRef},
-};
+use crate::runtime::{Access, Address, BlockRef, blocking};
 use gpu_pool::{Error, Result, event};
 use std::{
     ffi::c_void,
@@ -109,13 +106,12 @@ impl Drop for Registered {
             return;
         }
         let chunk = all[at].chunk.clone();
+        let kept = |why: &dyn std::fmt::Display| {
+            let text = "memory stays registered with NCCL, and is kept, until";
+            event!(warn, "registration_kept", "{text} {rail} ends: {why}");
+        };
         if !rail.is_at_rest(&chunk, self.limit) {
-            event!(
-                warn,
-                "registration_kept",
-                "memory stays registered with NCCL, and is kept, until {rail} ends: its uses do not end"
-            );
-            return;
+            return kept(&"its uses do not end");
         }
         let handle = all[at].handle;
         // It may unmap memory of peers, and for that wait for kernels.
@@ -127,11 +123,7 @@ impl Drop for Registered {
         match undone {
             Ok(()) => drop(all.swap_remove(at)),
             // The communicator is about to end, and with it the registration.
-            Err(error) => event!(
-                warn,
-                "registration_kept",
-                "memory stays registered with NCCL, and is kept, until {rail} ends: {error}"
-            ),
+            Err(error) => kept(&error),
         }
     }
 }

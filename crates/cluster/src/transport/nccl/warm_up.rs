@@ -5,12 +5,10 @@
 //! algorithm NCCL takes depends on the call and its size; small, middle and large calls reach those of one device per
 //! host (tree, ring, PAT).
 
-use super::{
-    RailCall, RailMessage,
-    rail::{Rail, Until},
-};
-use crate::runtime::driver::{Address, DriverResult, Fault, FaultKind, RawStream};
-use gpu_pool::{DType, Error, ReduceOp, Result};
+use super::rail::{Rail, Until};
+use super::{RailCall, RailMessage, failed};
+use crate::runtime::{Address, DriverResult, Fault, RawStream};
+use gpu_pool::{DType, ReduceOp, Result};
 use std::{
     thread,
     time::{Duration, Instant},
@@ -67,8 +65,8 @@ impl Rail {
         let mut messages = Vec::with_capacity(2 * ranks);
         for (rank, &peer) in self.hosts.iter().enumerate() {
             let at = at + (2 * MESSAGE * rank) as u64;
-            messages.push(RailMessage::Send { to: peer, at, bytes: MESSAGE });
-            messages.push(RailMessage::Receive { from: peer, at: at + MESSAGE as u64, bytes: MESSAGE });
+            messages.push(RailMessage::send(peer, at, MESSAGE));
+            messages.push(RailMessage::receive(peer, at + MESSAGE as u64, MESSAGE));
         }
         enqueue(RailCall::Messages(&messages))
     }
@@ -77,26 +75,17 @@ impl Rail {
         let start = Instant::now();
         while !self.driver("wait", self.driver.stream_query(stream))? {
             self.check("ncclCommGetAsyncError")?;
-            if let Some(error) = (until.lost)() {
-                return Err(error);
-            }
-            if start.elapsed() > until.limit {
-                let why = format!("the first calls run for {:?}, on {self}; is one of these hosts gone?", until.limit);
-                return Err(Error::Transport { library: "nccl", op: "warm up", code: 0, why });
-            }
+            until.check("warm up", start, self)?;
             thread::sleep(Duration::from_micros(50));
         }
         Ok(())
     }
 
     fn driver<T>(&self, what: &'static str, result: DriverResult<T>) -> Result<T> {
-        result.map_err(|Fault { kind, code, name, detail, .. }| {
-            let (device, op) = (self.device, "connect");
-            let detail = format!(": {what}{}{detail}", if detail.is_empty() { "" } else { ": " });
-            match kind {
-                FaultKind::DeviceLost => Error::DeviceLost { device, op, code, name, site: None },
-                _ => Error::Driver { device, op, code, name, detail },
-            }
+        result.map_err(|fault| {
+            let colon = if fault.detail.is_empty() { "" } else { ": " };
+            let detail = format!(": {what}{colon}{}", fault.detail);
+            failed(self.device, "connect", Fault { detail, ..fault })
         })
     }
 }

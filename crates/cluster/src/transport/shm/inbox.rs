@@ -1,10 +1,8 @@
 //! Messages from one process: those that are awaited, and those that came first.
 
 use super::{BUDGET, Call, Header, failure};
-use crate::{
-    runtime::sync::byte_ring::{Corrupt, Mapped, Reader},
-    traits::Tag,
-};
+use crate::runtime::sync::byte_ring::{Corrupt, Mapped, Reader};
+use crate::traits::Tag;
 use gpu_pool::{Error, Result};
 use std::{
     collections::{HashMap, VecDeque},
@@ -14,11 +12,12 @@ use std::{
 };
 
 /// Messages with one tag come and are received in the same order: a tag has either messages or receivers, never both.
+#[derive(Default)]
 pub(super) struct Inbox {
     peer: usize,
     /// None from this process itself.
     ring: Option<Reader<Mapped>>,
-    header: [u8; Header::BYTES],
+    header: Header,
     /// Bytes of the header that are read.
     read: usize,
     /// Since when the header's message waits in the ring for its receiver.
@@ -60,17 +59,7 @@ const LATE: Duration = Duration::from_millis(1);
 
 impl Inbox {
     pub(super) fn new(peer: usize, ring: Option<Reader<Mapped>>) -> Self {
-        Inbox {
-            peer,
-            ring,
-            header: [0; Header::BYTES],
-            read: 0,
-            since: None,
-            coming: None,
-            awaited: HashMap::new(),
-            early: HashMap::new(),
-            failed: None,
-        }
+        Inbox { peer, ring, ..Inbox::default() }
     }
 
     /// Awaits a message.
@@ -96,17 +85,17 @@ impl Inbox {
     /// Where the message that comes now goes, if that is to the heap, and it is the next one of this tag and length.
     fn coming_early(&mut self, tag: Tag, len: usize) -> Option<&mut Target> {
         let Coming { header, to, .. } = self.coming.as_mut()?;
-        let next = *header == Header { tag, len } && !self.awaited.contains_key(&tag);
+        let next = *header == Header::new(tag, len) && !self.awaited.contains_key(&tag);
         (next && matches!(to, Target::Early(_))).then_some(to)
     }
 
     /// A message of this process to itself.
     ///
     /// # Safety
-    /// There are `header.len` bytes, which no thread writes during the call.
+    /// There are `header.len()` bytes, which no thread writes during the call.
     pub(super) unsafe fn deliver(&mut self, header: Header, at: *const u8) -> Result<()> {
         // SAFETY: the caller's promise. The address of no bytes may be any but null, as a slice's is.
-        let bytes = unsafe { slice::from_raw_parts(at, header.len) };
+        let bytes = unsafe { slice::from_raw_parts(at, header.len()) };
         match take(&mut self.awaited, header.tag) {
             Some(receiver) => receiver.fill(bytes),
             None => {
@@ -145,36 +134,37 @@ impl Inbox {
         let mut carried = 0;
         while carried < BUDGET {
             let Some(coming) = &mut self.coming else {
-                let n = ring.read(&mut self.header[self.read..]).map_err(broken)?;
+                let header = bytemuck::bytes_of_mut(&mut self.header);
+                let n = ring.read(&mut header[self.read..]).map_err(broken)?;
                 carried += n;
                 self.read += n;
                 if self.read < Header::BYTES {
                     return Ok(carried > 0);
                 }
-                let header = Header::from_bytes(self.header);
+                let header = self.header;
                 if !self.awaited.contains_key(&header.tag) {
                     let first = self.since.is_none();
                     let late = self.since.get_or_insert_with(Instant::now).elapsed() >= LATE;
                     // The caller may have had its last message.
-                    if first || header.len > STEP && !late {
+                    if first || header.len() > STEP && !late {
                         return Ok(carried > 0);
                     }
                 }
                 (self.read, self.since) = (0, None);
                 let to = match take(&mut self.awaited, header.tag) {
-                    Some(receiver) if receiver.len == header.len => Target::Receiver(receiver),
+                    Some(receiver) if receiver.len == header.len() => Target::Receiver(receiver),
                     Some(receiver) => {
-                        let error = receiver.mismatch(header.len);
+                        let error = receiver.mismatch(header.len());
                         receiver.call.finish(Err(error.clone()));
                         return Err(error);
                     }
-                    None => Target::Early(room(header.len)?),
+                    None => Target::Early(room(header.len())?),
                 };
                 self.coming = Some(Coming { header, got: 0, to });
                 continue;
             };
-            while coming.got < coming.header.len && carried < BUDGET {
-                let left = (coming.header.len - coming.got).min(BUDGET);
+            while coming.got < coming.header.len() && carried < BUDGET {
+                let left = (coming.header.len() - coming.got).min(BUDGET);
                 let n = match &mut coming.to {
                     // SAFETY: the promise of `post`; the receiver's length is the header's.
                     Target::Receiver(receiver) => unsafe {
@@ -193,7 +183,7 @@ impl Inbox {
                 carried += n;
                 coming.got += n;
             }
-            if let Some(Coming { header, to, .. }) = self.coming.take_if(|coming| coming.got == coming.header.len) {
+            if let Some(Coming { header, to, .. }) = self.coming.take_if(|coming| coming.got == coming.header.len()) {
                 match to {
                     Target::Receiver(receiver) => receiver.call.finish(Ok(())),
                     Target::Early(bytes) => match take(&mut self.awaited, header.tag) {

@@ -108,9 +108,7 @@ pub(crate) fn pass_on(
 ) -> Result<Vec<Option<OwnedFd>>> {
     let start = Instant::now();
     let pause = |missing: &dyn Fn() -> Vec<usize>| -> Result<()> {
-        if let Some(error) = lost() {
-            return Err(error);
-        }
+        lost().map_or(Ok(()), Err)?;
         if start.elapsed() > deadline {
             let (op, waited) = ("shared memory".to_owned(), start.elapsed());
             return Err(Error::HostTimeout { op, waited, missing: missing() });

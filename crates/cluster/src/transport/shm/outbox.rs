@@ -13,9 +13,8 @@ pub(super) struct Outbox {
 }
 
 struct Outgoing {
-    header: [u8; Header::BYTES],
+    header: Header,
     at: *const u8,
-    len: usize,
     /// Bytes of the header and of the message that are in the ring.
     written: usize,
     call: Arc<Call>,
@@ -37,8 +36,7 @@ impl Outbox {
         if let Some(error) = &self.failed {
             return call.finish(Err(error.clone()));
         }
-        let (header, len) = (header.to_bytes(), header.len);
-        self.waiting.push_back(Outgoing { header, at, len, written: 0, call: call.clone() });
+        self.waiting.push_back(Outgoing { header, at, written: 0, call: call.clone() });
     }
 
     /// Writes what there is room for, up to some [`BUDGET`]. Whether that was anything.
@@ -55,7 +53,7 @@ impl Outbox {
                     return true;
                 }
             }
-            if first.written < Header::BYTES + first.len {
+            if first.written < Header::BYTES + first.header.len() {
                 break;
             }
             let done = self.waiting.pop_front();
@@ -69,11 +67,11 @@ impl Outgoing {
     fn write(&mut self, ring: &mut Writer<Mapped>) -> Result<usize, Corrupt> {
         let before = self.written;
         if before < Header::BYTES {
-            self.written += ring.write(&self.header[before..])?;
+            self.written += ring.write(&bytemuck::bytes_of(&self.header)[before..])?;
         }
-        if self.written >= Header::BYTES && self.len > 0 {
+        if self.written >= Header::BYTES && self.header.len() > 0 {
             // SAFETY: the promise of `Outbox::post`.
-            let bytes = unsafe { slice::from_raw_parts(self.at, self.len) };
+            let bytes = unsafe { slice::from_raw_parts(self.at, self.header.len()) };
             let rest = &bytes[self.written - Header::BYTES..];
             self.written += ring.write(&rest[..rest.len().min(BUDGET)])?;
         }

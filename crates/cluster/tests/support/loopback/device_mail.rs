@@ -199,17 +199,13 @@ impl DeviceTransport for DeviceMail {
         }
         match *call {
             RailCall::Messages(messages) => {
-                for message in messages {
-                    if let RailMessage::Send { to, at, bytes } = *message {
-                        self.send(device, to, self.read(here, at, bytes));
-                    }
+                for RailMessage { peer, at, bytes, .. } in messages.iter().filter(|message| message.sends) {
+                    self.send(device, *peer, self.read(here, *at, *bytes));
                 }
-                for message in messages {
-                    if let RailMessage::Receive { from, at, bytes } = *message {
-                        let arrived = self.receive(device, from)?;
-                        assert_eq!(arrived.len(), bytes);
-                        self.write(here, at, &arrived);
-                    }
+                for RailMessage { peer, at, bytes, .. } in messages.iter().filter(|message| !message.sends) {
+                    let arrived = self.receive(device, *peer)?;
+                    assert_eq!(arrived.len(), *bytes);
+                    self.write(here, *at, &arrived);
                 }
             }
             RailCall::AllReduce { source, destination, len, dtype: DType::F32, reduce: ReduceOp::Sum } => {

@@ -7,7 +7,7 @@ mod direct_tests;
 mod peer_tests;
 
 use super::{
-    library::{Comm, Config, Functions, Stream},
+    library::{Comm, Config, Functions, Stream, code},
     *,
 };
 use gpu_pool::extend::driver::host;

@@ -384,8 +384,8 @@ impl<'a> Member<'a> {
             for &peer in hosts {
                 let from = self.at + out.len() as u64;
                 out.extend(bytes(10 * me + peer, len(me, peer)));
-                sent.push(RailMessage::Send { to: peer, at: from, bytes: len(me, peer) });
-                received.push(RailMessage::Receive { from: peer, at: self.at + at as u64, bytes: len(peer, me) });
+                sent.push(RailMessage::send(peer, from, len(me, peer)));
+                received.push(RailMessage::receive(peer, self.at + at as u64, len(peer, me)));
                 at += len(peer, me);
             }
             // Not in one order on all hosts.
