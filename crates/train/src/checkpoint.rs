@@ -8,10 +8,8 @@ mod parts;
 pub use parts::Cut;
 pub(crate) use parts::named;
 
-use gpu_pool::{
-    DType, Element, Error, Result,
-    extend::{ErrorInternals, OpSite},
-};
+use crate::runtime::{ErrorInternals, OpSite};
+use gpu_pool::{DType, Element, Error, Result};
 use safetensors::{
     SafeTensors,
     tensor::{Dtype, Metadata, TensorInfo},
@@ -89,10 +87,8 @@ impl Checkpoint {
     #[track_caller]
     pub fn insert<T: Element>(&mut self, name: &str, shape: &[usize], x: &[T]) -> Result<()> {
         invalid_if!(name == NOTES, "Checkpoint::insert", "the format has `__metadata__` for notes");
-        if shape.iter().try_fold(1usize, |len, side| len.checked_mul(*side)) != Some(x.len()) {
-            let why = format_args!("`{name}`: {} elements are no {shape:?}", x.len());
-            return Err(Error::invalid("Checkpoint::insert", why));
-        }
+        let elements = shape.iter().try_fold(1usize, |len, side| len.checked_mul(*side));
+        invalid_if!(elements != Some(x.len()), "Checkpoint::insert", "`{name}`: {} elements are no {shape:?}", x.len());
         let data = Data::Own(bytemuck::cast_slice(x).to_vec());
         self.tensors.insert(name.to_owned(), Tensor { dtype: dtype_of(T::DTYPE), shape: shape.into(), data });
         Ok(())
@@ -105,10 +101,8 @@ impl Checkpoint {
     #[track_caller]
     pub fn tensor<T: Element>(&self, name: &str) -> Result<Vec<T>> {
         let tensor = self.get("Checkpoint::tensor", name)?;
-        if tensor.dtype != dtype_of(T::DTYPE) {
-            let why = format_args!("`{name}` is of {:?}, not of {:?}", tensor.dtype, T::DTYPE);
-            return Err(Error::invalid("Checkpoint::tensor", why));
-        }
+        let (dtype, wanted) = (tensor.dtype, T::DTYPE);
+        invalid_if!(dtype != dtype_of(wanted), "Checkpoint::tensor", "`{name}` is of {dtype:?}, not of {wanted:?}");
         let bytes = self.bytes(tensor);
         let mut x = vec![T::zeroed(); bytes.len() / size_of::<T>()];
         bytemuck::cast_slice_mut(&mut x).copy_from_slice(bytes);
@@ -173,10 +167,9 @@ impl Checkpoint {
         };
         let mut header = serde_json::to_vec(&header).expect("plain data with text for keys");
         header.resize(header.len().next_multiple_of(size_of::<u64>()), b' ');
-        if header.len() > MOST_HEADER {
-            let why = format_args!("names, shapes and notes have {} bytes, more than {MOST_HEADER}", header.len());
-            return Err(Error::invalid("Checkpoint::save", refused(&why)));
-        }
+        let (len, most) = (header.len(), MOST_HEADER);
+        let why = format!("names, shapes and notes have {len} bytes, more than {most}");
+        invalid_if!(len > most, "Checkpoint::save", "{}", refused(&why));
         let written = file::replace(path, |to| {
             to.write_all(&(header.len() as u64).to_le_bytes())?;
             to.write_all(&header)?;

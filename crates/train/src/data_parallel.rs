@@ -13,15 +13,9 @@ mod together;
 
 pub use model::{Gradients, Model};
 
+use crate::runtime::{Call, DeviceInternals, ErrorInternals, OpSite, PerDeviceInternals};
 use crate::{Optimizer, Parameter};
-use gpu_pool::{
-    Device, Error, GpuPool, Group, PerDevice, Result, Shard,
-    error::Site,
-    extend::{
-        ErrorInternals, OpSite,
-        train::{Call, DeviceInternals, PerDeviceInternals},
-    },
-};
+use gpu_pool::{Device, Error, GpuPool, Group, PerDevice, Result, Shard, error::Site};
 use replica::{Outcome, Replica};
 use std::panic::Location;
 
@@ -98,10 +92,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         Self::make(pool, None, |dev| Ok(dev.everyone()), optimizer, build)
     }
 
-    /// [`new`](Self::new) on the devices with these ordinals in the pool only. The others have no part in it.
-    ///
-    /// # Errors
-    /// Those of `new`; [`Error::InvalidArgument`] for devices that are not in the pool or named twice.
+    /// [`new`](Self::new) on the devices with these ordinals in the pool only. The others have no part in it. Errors:
+    /// those of `new`; [`Error::InvalidArgument`] for devices that are not in the pool or named twice.
     #[track_caller]
     pub fn new_on(
         pool: &GpuPool,
@@ -209,8 +201,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     ///
     /// Gradients of half types are added up in `f32`: 4 bytes for each element, from the first call on.
     ///
-    /// # Errors
-    /// As of [`step`](Self::step).
+    /// Errors: as of [`step`](Self::step).
     #[track_caller]
     pub fn accumulate<R: Send>(
         &mut self,
@@ -246,9 +237,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
 
     /// A forward pass: `f` has the rows of its shard, which is never empty, and returns their results; all results come
     /// in the order of the rows. (PyTorch's `DataParallel`: scatter, apply, gather.) With 0 rows it returns none.
-    ///
-    /// # Errors
-    /// Those of `f`, and of [`GpuPool::run`].
+    /// Errors: those of `f`, and of [`GpuPool::run`].
     #[track_caller]
     pub fn forward<R: Send>(
         &mut self,
@@ -264,10 +253,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     }
 
     /// Runs `f` on every replica, in the order of the devices. An `f` that writes parameters writes the same bits on
-    /// all devices; [`verify`](Self::verify) checks that.
-    ///
-    /// # Errors
-    /// Those of `f`, and of [`GpuPool::run`].
+    /// all devices; [`verify`](Self::verify) checks that. Errors: those of `f`, and of [`GpuPool::run`].
     #[track_caller]
     pub fn each<R: Send>(&mut self, f: impl Fn(&Device, &mut M) -> Result<R> + Sync) -> Result<Vec<R>> {
         let _here = OpSite::here("DataParallel::each");
@@ -333,9 +319,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
 
     /// The norm of the gradients of the last step, before clipping, of each device's group: of their mean over all
     /// rows, those of [`accumulate`](Self::accumulate) among them. **Waits** for that step. None before the first one.
-    ///
-    /// # Errors
-    /// Those of [`GpuPool::run`].
+    /// Errors: those of [`GpuPool::run`].
     #[track_caller]
     pub fn gradient_norms(&mut self) -> Result<Option<Vec<f32>>> {
         let _here = OpSite::here("DataParallel::gradient_norms");
@@ -362,10 +346,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         if let Some(unused) = &first.unused {
             self.unused.clone_from(unused);
         }
-        match outcomes.iter().find_map(|outcome| outcome.not_finite) {
-            Some((step, norm)) => Err(Error::NotFinite { op, step, norm, site }),
-            None => Ok(()),
-        }
+        let not_finite = outcomes.iter().find_map(|outcome| outcome.not_finite);
+        not_finite.map_or(Ok(()), |(step, norm)| Err(Error::NotFinite { op, step, norm, site }))
     }
 }
 

@@ -37,6 +37,11 @@ pub use tensor::{
 
 pub use update::Parameter;
 
+/// What the runtime lends this crate besides its public interface.
+mod runtime {
+    pub(crate) use gpu_pool::extend::{ErrorInternals, OpSite, train::*};
+}
+
 /// The frame of the examples in the documentation: a closure on one software GPU.
 #[doc(hidden)]
 #[macro_export]

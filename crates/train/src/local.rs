@@ -2,23 +2,15 @@
 //! [`DataParallel`](super::DataParallel) holds. Invariant: the norm has the same bits on all members of the group that
 //! it is taken over.
 
-use crate::{
-    Parameter,
-    optim::Optimizer,
-    update::{self, Kept, Moments, Rule},
-};
+use crate::Parameter;
 #[cfg(feature = "checkpoints")]
-use crate::{
-    checkpoint::{Checkpoint, Cut, named},
-    optim::KINDS,
-};
-use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, Group, Result,
-    extend::{
-        ErrorInternals, OpSite,
-        train::{CHUNK, DeviceInternals, norm, segments::Segment},
-    },
-};
+use crate::checkpoint::{Checkpoint, Cut, named};
+#[cfg(feature = "checkpoints")]
+use crate::optim::KINDS;
+use crate::optim::Optimizer;
+use crate::runtime::{CHUNK, DeviceInternals, ErrorInternals, OpSite, norm, segments::Segment};
+use crate::update::{self, Kept, Moments, Rule};
+use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, Group, Result};
 use std::ops::Range;
 
 const OP: &str = "LocalOptimizer";
@@ -118,9 +110,8 @@ impl<T: Parameter> LocalOptimizer<T> {
         let (mut members, mut own) = (Vec::with_capacity(groups.len()), Vec::new());
         for ParameterGroup { optimizer, sizes, .. } in groups {
             optimizer.check()?;
-            if optimizer.clip != groups[0].optimizer.clip {
-                return Err(Error::invalid(OP, "groups with different clips: the norm is that of all gradients"));
-            }
+            let same_clip = optimizer.clip == groups[0].optimizer.clip;
+            invalid_if!(!same_clip, OP, "groups with different clips: the norm is that of all gradients");
             members.push(Members { optimizer: *optimizer, parameters: own.len()..own.len() + sizes.len() });
             for &len in sizes {
                 own.push(Own { len, kept: update::kept(dev, optimizer.keeps::<T>(), len)?, slot: 0..0 });
@@ -163,10 +154,8 @@ impl<T: Parameter> LocalOptimizer<T> {
     pub fn set_rate(&mut self, group: usize, rate: f64) -> Result<()> {
         let _here = OpSite::here("set_rate");
         let groups = self.groups.len();
-        let Some(Members { optimizer, .. }) = self.groups.get_mut(group) else {
-            return Err(Error::invalid("set_rate", format_args!("group {group} of {groups}")));
-        };
-        optimizer.set_rate(rate)
+        invalid_if!(group >= groups, "set_rate", "group {group} of {groups}");
+        self.groups[group].optimizer.set_rate(rate)
     }
 
     /// One step: gradients and parameters of all groups, in their order. The norm is that of this device's gradients.
@@ -180,32 +169,27 @@ impl<T: Parameter> LocalOptimizer<T> {
     /// [`Error::InvalidArgument`] for other lengths than at the start, memory that begins at no multiple of 16 bytes,
     /// and after a failure; [`Error::WrongDevice`], [`Error::WrongPool`], [`Error::Aborted`], the driver's.
     #[track_caller]
-    pub fn step<G, V>(&mut self, dev: &Device, grads: &[G], weights: &mut [V]) -> Result<Option<DeviceView<'_, f32>>>
-    where
-        G: AsView<Elem = T>,
-        V: AsViewMut<Elem = T>,
-    {
+    pub fn step<G: AsView<Elem = T>, V: AsViewMut<Elem = T>>(
+        &mut self,
+        dev: &Device,
+        grads: &[G],
+        weights: &mut [V],
+    ) -> Result<Option<DeviceView<'_, f32>>> {
         let _here = OpSite::here("step");
         let alone = dev.group_of(&[dev.index()]).expect("a device is in its scope");
         self.step_in(&alone, grads, weights)
     }
 
     /// [`step`](Self::step) with the norm of the gradients of all devices of the group: stages of one pipeline, or
-    /// parts of layers. All of them call it if their optimizers clip. The norm has the same bits on all.
-    ///
-    /// # Errors
-    /// As [`step`](Self::step), and those of [`Group::all_gather`].
+    /// parts of layers. All of them call it if their optimizers clip. The norm has the same bits on all. Errors: as
+    /// [`step`](Self::step), and those of [`Group::all_gather`].
     #[track_caller]
-    pub fn step_in<G, V>(
+    pub fn step_in<G: AsView<Elem = T>, V: AsViewMut<Elem = T>>(
         &mut self,
         group: &Group<'_>,
         grads: &[G],
         weights: &mut [V],
-    ) -> Result<Option<DeviceView<'_, f32>>>
-    where
-        G: AsView<Elem = T>,
-        V: AsViewMut<Elem = T>,
-    {
+    ) -> Result<Option<DeviceView<'_, f32>>> {
         let _here = OpSite::here("step_in");
         let dev = group.device();
         self.check(dev, "step_in")?;
@@ -250,20 +234,13 @@ impl<T: Parameter> LocalOptimizer<T> {
 
     #[track_caller]
     fn fits(&self, grads: &[DeviceView<'_, T>], weights: &[DeviceViewMut<'_, T>]) -> Result<()> {
-        let count = self.own.len();
-        if (grads.len(), weights.len()) != (count, count) {
-            let why = format_args!("{} gradients and {} parameters of {count}", grads.len(), weights.len());
-            return Err(Error::invalid(OP, why));
-        }
+        let (count, g, w) = (self.own.len(), grads.len(), weights.len());
+        invalid_if!((g, w) != (count, count), OP, "{g} gradients and {w} parameters of {count}");
         for (i, ((own, g), w)) in self.own.iter().zip(grads).zip(weights).enumerate() {
-            if (g.len(), w.len()) != (own.len, own.len) {
-                let why = format_args!("gradient and parameter {i} of {} and {}, not {}", g.len(), w.len(), own.len);
-                return Err(Error::invalid(OP, why));
-            }
-            if !g.address().is_multiple_of(16) || !w.address().is_multiple_of(16) {
-                let why = format_args!("gradient or parameter {i} begins at no multiple of 16 bytes");
-                return Err(Error::invalid(OP, why));
-            }
+            let (len, of_g, of_w, address) = (own.len, g.len(), w.len(), g.address() | w.address());
+            invalid_if!((of_g, of_w) != (len, len), OP, "gradient and parameter {i} of {of_g} and {of_w}, not {len}");
+            let aligned = address.is_multiple_of(16);
+            invalid_if!(!aligned, OP, "gradient or parameter {i} begins at no multiple of 16 bytes");
         }
         Ok(())
     }
@@ -357,12 +334,9 @@ impl<T: Parameter> LocalOptimizer<T> {
     #[track_caller]
     fn cut(&self, cuts: &[Cut]) -> Result<()> {
         let wanted = self.own.iter().map(|own| own.len);
-        match wanted.clone().eq(cuts.iter().map(Cut::len)) {
-            true => Ok(()),
-            false => {
-                Err(Error::invalid(OP, format_args!("{cuts:?} for parameters of {:?}", wanted.collect::<Vec<_>>())))
-            }
-        }
+        let fit = wanted.clone().eq(cuts.iter().map(Cut::len));
+        invalid_if!(!fit, OP, "{cuts:?} for parameters of {:?}", wanted.collect::<Vec<_>>());
+        Ok(())
     }
 }
 

@@ -2,6 +2,10 @@
 //! family, each a trait that gives its methods to [`Device`](gpu_pool::Device). The [`prelude`](crate::prelude) has
 //! them all.
 //!
+//! All are asynchronous on the current stream and can be captured, unless they say that they wait. Errors of all:
+//! [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for lengths, shapes and arguments that do not fit,
+//! [`Error::WrongDevice`](gpu_pool::Error::WrongDevice), [`Error::Aborted`](gpu_pool::Error::Aborted),
+//! [`Error::OutOfMemory`](gpu_pool::Error::OutOfMemory) where a buffer is returned, and the driver's.
 
 mod activation;
 mod embedding;

@@ -2,8 +2,9 @@
 //!
 //! The formulas and the defaults are PyTorch's (`torch.optim`, 2.x); `kernels/optimizer.cu` has them.
 
-use crate::update::{ADAM, MOMENTUM, Rule, SGD};
-use gpu_pool::{Error, Result, extend::ErrorInternals};
+use crate::runtime::ErrorInternals;
+use crate::update::{ADAM, MOMENTUM, Rule};
+use gpu_pool::{Error, Result};
 
 /// How parameters follow from gradients: plain data.
 ///
@@ -39,17 +40,10 @@ pub struct Optimizer {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
-    Sgd {
-        momentum: f64,
-        dampening: f64,
-        nesterov: bool,
-    },
+    /// Stochastic gradient descent.
+    Sgd { momentum: f64, dampening: f64, nesterov: bool },
     /// Adam; with `decoupled` decay AdamW.
-    Adam {
-        betas: (f64, f64),
-        eps: f64,
-        decoupled: bool,
-    },
+    Adam { betas: (f64, f64), eps: f64, decoupled: bool },
 }
 
 /// Steps that are counted: so many are exact in the `f64` of schedules.
@@ -177,10 +171,9 @@ impl Optimizer {
         if let Some(why) = self.misplaced {
             return Err(Error::invalid("Optimizer", why));
         }
-        let clips = self.clip.is_none_or(above_zero);
-        if !right || !clips || !rate(self.rate) || !rate(self.decay) || !self.schedule.is_right() {
-            return Err(Error::invalid("Optimizer", format_args!("a number is out of its range: {self:?}")));
-        }
+        let rates = rate(self.rate) && rate(self.decay) && self.schedule.is_right();
+        let right = right && rates && self.clip.is_none_or(above_zero);
+        invalid_if!(!right, "Optimizer", "a number is out of its range: {self:?}");
         self.check_step(0)
     }
 
@@ -190,32 +183,19 @@ impl Optimizer {
     pub(super) fn check_step(&self, steps: u64) -> Result<()> {
         invalid_if!(steps > MOST_STEPS, "Optimizer", "{steps} steps: at most 2^53 can be counted");
         let Rule { decay, shrink, beta1, rest1, beta2, rest2, rate, root, eps, .. } = self.rule(steps);
-        if [decay, shrink, beta1, rest1, beta2, rest2, rate, root, eps].iter().all(|x| x.is_finite()) {
-            return Ok(());
-        }
-        let rate = self.rate_at(steps);
-        let why =
-            format_args!("the rate of step {steps} is {rate:e}: the step's numbers are not finite in f32: {self:?}");
-        Err(Error::invalid("Optimizer", why))
+        let finite = [decay, shrink, beta1, rest1, beta2, rest2, rate, root, eps].iter().all(|x| x.is_finite());
+        let (rate, why) = (self.rate_at(steps), "the step's numbers are not finite in f32");
+        invalid_if!(!finite, "Optimizer", "the rate of step {steps} is {rate:e}: {why}: {self:?}");
+        Ok(())
     }
 
     pub(super) fn rule(&self, steps: u64) -> Rule {
         let rate = self.rate_at(steps);
         let plain = Rule {
-            kind: SGD,
-            nesterov: 0,
-            gather: 0,
-            factor: 1.0,
             most: self.clip.unwrap_or(0.0) as f32,
             decay: self.decay as f32,
-            shrink: 1.0,
-            beta1: 0.0,
-            rest1: 0.0,
-            beta2: 0.0,
-            rest2: 0.0,
             rate: rate as f32,
-            root: 0.0,
-            eps: 0.0,
+            ..Rule::plain()
         };
         match self.kind {
             Kind::Sgd { momentum: 0.0, .. } => plain,

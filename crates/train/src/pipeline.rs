@@ -12,17 +12,11 @@ mod stage;
 
 pub use stage::{Stage, StageContext};
 
+use crate::runtime::{DeviceInternals, ErrorInternals, GroupInternals, GroupKey, OpSite, PerDeviceInternals};
 use crate::schedule::PipelineSchedule;
 use execute::{Input, Output, Part};
-use gpu_pool::{
-    Device, Error, GpuPool, Group, PerDevice, Result,
-    error::Site,
-    extend::{
-        ErrorInternals, OpSite,
-        train::{DeviceInternals, GroupInternals, GroupKey, PerDeviceInternals},
-    },
-};
-use std::{any::Any, fmt, panic::Location};
+use gpu_pool::{Device, Error, GpuPool, Group, PerDevice, Result, error::Site};
+use std::{any::Any, panic::Location};
 
 type Team = Box<dyn for<'d> Fn(&'d Device) -> Result<Group<'d>> + Send + Sync>;
 
@@ -191,14 +185,8 @@ impl<S: Stage + 'static> Pipeline<S> {
         for rank in 0..self.schedule.ranks() {
             let in_flight = self.schedule.in_flight(rank);
             if in_flight > limit {
-                gpu_pool::event!(
-                    warn,
-                    "pipeline_over_limit",
-                    rank,
-                    in_flight,
-                    limit,
-                    "a rank of the pipeline keeps more micro-batches than the limit"
-                );
+                let text = "a rank of the pipeline keeps more micro-batches than the limit";
+                gpu_pool::event!(warn, "pipeline_over_limit", rank, in_flight, limit, "{text}");
             }
         }
         self
@@ -318,10 +306,7 @@ impl<S: Stage + 'static> Pipeline<S> {
         state.run_scope(op, body)
     }
 
-    /// Makes all stages anew, also after a failed step.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
+    /// Makes all stages anew, also after a failed step. Errors: as [`new`](Self::new).
     #[track_caller]
     pub fn reset(&mut self, build: impl Fn(&Device, usize) -> Result<S> + Sync) -> Result<()> {
         let _here = OpSite::here("Pipeline::reset");
@@ -330,10 +315,7 @@ impl<S: Stage + 'static> Pipeline<S> {
     }
 
     /// Accepts the stages as they are after a failed step. Their gradients are unspecified, and so are their weights if
-    /// an update has failed.
-    ///
-    /// # Errors
-    /// As [`GpuPool::run`].
+    /// an update has failed. Errors: as [`GpuPool::run`].
     #[track_caller]
     pub fn clear_poison(&mut self) -> Result<()> {
         let _here = OpSite::here("Pipeline::clear_poison");
@@ -341,11 +323,10 @@ impl<S: Stage + 'static> Pipeline<S> {
     }
 }
 
-impl<S: Stage + 'static> fmt::Debug for Pipeline<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (stages, ranks, micros) = (self.schedule.stages(), self.schedule.ranks(), self.schedule.micros());
-        write!(f, "Pipeline of {stages} stages on {ranks} ranks, {micros} micro-batches")
-    }
+debug_as! {
+    Pipeline<S> [S: Stage + 'static], |self|
+    "Pipeline of {} stages on {} ranks, {} micro-batches",
+    self.schedule.stages(), self.schedule.ranks(), self.schedule.micros()
 }
 
 impl<S> Stages<S> {
@@ -359,12 +340,8 @@ impl<S> Stages<S> {
     ) -> Result<Self> {
         let group = OpSite::outside(|| team(dev))?;
         let (members, ranks) = (group.count(), schedule.ranks());
-        if members != ranks {
-            let stages = schedule.stages();
-            let why =
-                format!("the schedule is for {stages} stages on {ranks} devices, and there are {members} devices");
-            return Err(Error::invalid("Pipeline", why));
-        }
+        let needs = format!("{} stages on {ranks} devices", schedule.stages());
+        invalid_if!(members != ranks, "Pipeline", "the schedule is for {needs}, and there are {members} devices");
         let key = group.key();
         let keys = dev.exchange((dev.index(), key.clone()))?;
         let mut others = keys.iter().filter(|(device, _)| group.here().ordinals().contains(device));

@@ -18,7 +18,8 @@ mod v;
 #[path = "../tests/unit/schedule/csv_tests.rs"]
 mod csv_tests;
 
-use gpu_pool::{Error, Result, extend::OpSite};
+use crate::runtime::OpSite;
+use gpu_pool::{Error, Result};
 
 pub use action::{Action, Work};
 pub use error::{ScheduleError, StuckAction};
@@ -93,7 +94,6 @@ impl PipelineSchedule {
     /// A schedule from the actions of each rank, in order.
     ///
     /// # Errors
-    ///
     /// [`Error::InvalidArgument`], if the actions break one of the rules [above](PipelineSchedule#validity).
     #[track_caller]
     pub fn new(actions: Vec<Vec<Action>>) -> Result<Self> {
@@ -104,7 +104,6 @@ impl PipelineSchedule {
     /// As [`new`](Self::new), but the error is typed: for programs that search for schedules.
     ///
     /// # Errors
-    ///
     /// [`ScheduleError`], if the actions break one of the rules [above](PipelineSchedule#validity).
     pub fn check(actions: Vec<Vec<Action>>) -> Checked<Self> {
         check::check(actions)
@@ -164,7 +163,6 @@ impl PipelineSchedule {
     /// The rank where a stage lives.
     ///
     /// # Panics
-    ///
     /// If there is no stage `stage`.
     pub fn rank_of(&self, stage: usize) -> usize {
         self.rank_of[stage]
@@ -178,7 +176,6 @@ impl PipelineSchedule {
     /// The actions of a rank, in order.
     ///
     /// # Panics
-    ///
     /// If there is no rank `rank`.
     pub fn actions(&self, rank: usize) -> &[Action] {
         &self.actions[rank]
@@ -198,7 +195,6 @@ impl PipelineSchedule {
     /// ```
     ///
     /// # Panics
-    ///
     /// If there is no rank `rank`.
     pub fn in_flight(&self, rank: usize) -> usize {
         if !self.is_training() {

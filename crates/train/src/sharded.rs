@@ -5,14 +5,10 @@
 pub(crate) mod kernels;
 mod step;
 
-use crate::{
-    Parameter,
-    optim::{KINDS, Optimizer},
-};
-use gpu_pool::{
-    AsViewMut, Device, DeviceView, DeviceViewMut, Error, Group, ReduceOp, Result,
-    extend::{ErrorInternals, OpSite, train::DeviceInternals},
-};
+use crate::Parameter;
+use crate::optim::{KINDS, Optimizer};
+use crate::runtime::{DeviceInternals, ErrorInternals, OpSite};
+use gpu_pool::{AsViewMut, Device, DeviceView, DeviceViewMut, Error, Group, ReduceOp, Result};
 use smallvec::SmallVec;
 use std::{
     hash::{DefaultHasher, Hasher},
@@ -259,11 +255,8 @@ impl<T: Parameter> ShardedOptimizer<T> {
             format!("set_state(step {}, checksum {:016x})", state.steps, hasher.finish())
         })?;
         for (which, all) in all.into_iter().enumerate() {
-            let wanted = self.own.kept_len(which);
-            if all.len() != wanted {
-                let why = format_args!("{} numbers ({}) where {wanted} are needed", all.len(), KINDS[which]);
-                return Err(Error::invalid("set_state", why));
-            }
+            let (len, wanted, kind) = (all.len(), self.own.kept_len(which), KINDS[which]);
+            invalid_if!(len != wanted, "set_state", "{len} numbers ({kind}) where {wanted} are needed");
         }
         self.optimizer.check_step(state.steps)?;
         self.failed = true;

@@ -18,18 +18,10 @@ pub use linear::{ColumnLinear, LinearPart, RowLinear};
 pub use loss::vocabulary_cross_entropy;
 pub use norm::SequenceNorm;
 
-use crate::{
-    prelude::*,
-    update::{add_up, wide_len},
-};
-use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, Element, Error, Group, ReduceOp, Result,
-    extend::{
-        ErrorInternals, OpSite,
-        train::{DeviceInternals, GroupInternals, balanced},
-    },
-    kernel::Float,
-};
+use crate::prelude::*;
+use crate::runtime::{DeviceInternals, ErrorInternals, GroupInternals, OpSite, balanced};
+use crate::update::{add_up, wide_len};
+use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, Element, Error, Group, ReduceOp, Result, kernel::Float};
 use std::ops::Range;
 
 /// The part of `len` columns or rows that belongs to member `rank` of the group. Parts are whole `unit`s and as equal
@@ -156,10 +148,9 @@ fn put<T: Float + Element>(
 
 #[track_caller]
 fn elements(op: &'static str, rows: usize, cols: usize) -> Result<usize> {
-    match rows.checked_mul(cols) {
-        Some(elements) => Ok(elements),
-        None => Err(Error::invalid(op, format_args!("{rows} x {cols} elements are too many"))),
-    }
+    let elements = rows.checked_mul(cols);
+    invalid_if!(elements.is_none(), op, "{rows} x {cols} elements are too many");
+    Ok(elements.unwrap_or(0))
 }
 
 /// `Err` unless a matrix has `rows x cols` elements.

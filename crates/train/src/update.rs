@@ -9,16 +9,15 @@
 mod tests;
 
 use crate::kernels::OPTIMIZER;
-use gpu_pool::{
-    AsView, DType, Device, DeviceBuffer, DeviceView, Element, LaunchDims, Result,
-    extend::train::{
-        Access, CHUNK, HostArg, HostKernel, in_type,
-        segments::{
-            Arguments, SEGMENTS, Segment, THREADS, Touch, launch, pointer, push_table, read, slice, table, touch, value,
-        },
-        unpack,
+use crate::runtime::{
+    Access, CHUNK, HostArg, HostKernel, KernelArg, in_type,
+    segments::{
+        Arguments, SEGMENTS, Segment, THREADS, Touch, launch, pointer, push_table, read, slice, table, touch, value,
     },
-    gradients::Gradient,
+    unpack,
+};
+use gpu_pool::{
+    AsView, DType, Device, DeviceBuffer, DeviceCopy, DeviceView, Element, LaunchDims, Result, gradients::Gradient,
     kernel::Float,
 };
 use half::{bf16, f16};
@@ -73,7 +72,7 @@ parameters! {
 }
 
 /// [`Rule::kind`]: `w -= rate * g`.
-pub(crate) const SGD: u32 = 0;
+const SGD: u32 = 0;
 /// [`Rule::kind`]: with one moment.
 pub(crate) const MOMENTUM: u32 = 1;
 /// [`Rule::kind`]: with two moments.
@@ -128,14 +127,14 @@ impl<'a> Moments<'a> {
     pub fn of(begin: usize, kept: &'a Kept) -> Self {
         Moments { begin, kept: kept.each_ref().map(|memory| memory.as_ref().map(DeviceBuffer::view)) }
     }
+
+    pub fn args(&self) -> [KernelArg; 3] {
+        self.kept.each_ref().map(|of| memory(of.as_ref(), true))
+    }
 }
 
 pub(crate) fn squares_args<T: Parameter>(g: &DeviceView<'_, T>, partial: &DeviceView<'_, f64>) -> Arguments {
-    let mut args = Arguments::new();
-    args.push(slice(g.address(), size_of::<T>() * g.len(), false));
-    args.push(slice(partial.address(), size_of::<f64>() * partial.len(), true));
-    args.push(value(g.len() as u64));
-    args
+    [memory(Some(g), false), memory(Some(partial), true), value(g.len() as u64)].into_iter().collect()
 }
 
 /// Writes the sum of the squares of each chunk of `g`.
@@ -147,20 +146,9 @@ pub(crate) fn squares<T: Parameter>(dev: &Device, g: &DeviceView<'_, T>, partial
     launch(dev, &OPTIMIZER, T::SQUARES, blocks, &args, &touched)
 }
 
-/// Addresses of memory that may not be there.
-pub(crate) fn push_moments(args: &mut Arguments, moments: &Moments<'_>) {
-    args.extend(moments.kept.map(|memory| match memory {
-        Some(memory) => slice(memory.address(), size_of::<f32>() * memory.len(), true),
-        None => value(0u64),
-    }));
-}
-
-/// The memory of a rule that counts in place of the one given by value.
-pub(crate) fn push_later(args: &mut Arguments, later: Option<&DeviceView<'_, u32>>) {
-    args.push(match later {
-        Some(later) => slice(later.address(), size_of::<Rule>(), false),
-        None => value(0u64),
-    });
+/// Memory as an argument: null if there is none.
+pub(crate) fn memory<T: DeviceCopy>(of: Option<&DeviceView<'_, T>>, written: bool) -> KernelArg {
+    of.map_or(value(0u64), |of| slice(of.address(), size_of::<T>() * of.len(), written))
 }
 
 pub(crate) fn update_args<T: Parameter>(
@@ -171,13 +159,10 @@ pub(crate) fn update_args<T: Parameter>(
     (rule, later): (Rule, Option<&DeviceView<'_, u32>>),
 ) -> Arguments {
     let mut args = Arguments::new();
-    args.push(slice(g.address(), size_of::<T>() * g.len(), true));
-    push_moments(&mut args, moments);
-    args.push(slice(norm.address(), size_of::<f32>(), false));
-    args.push(value(moments.begin as u64));
-    args.push(value(segments.len() as u32));
-    args.push(value(rule));
-    push_later(&mut args, later);
+    args.push(memory(Some(g), true));
+    args.extend(moments.args());
+    args.extend([memory(Some(norm), false), value(moments.begin as u64), value(segments.len() as u32)]);
+    args.extend([value(rule), memory(later, false)]);
     push_table(&mut args, segments, true);
     args
 }
@@ -249,7 +234,7 @@ fn add_up_in<T: Parameter>(
     sum: DeviceView<'_, T>,
     [wide, zero]: [&DeviceBuffer<f32>; 2],
 ) -> Result<()> {
-    let rule = Rule { kind: SGD, factor: 1.0, shrink: 1.0, rate: -1.0, ..bytemuck::Zeroable::zeroed() };
+    let rule = Rule { rate: -1.0, ..Rule::plain() };
     let moments = Moments { begin: 0, kept: [None, None, Some(wide.view())] };
     let all = Segment { start: 0, len: sum.len(), memory: Some(sum) };
     update(dev, &piece, &moments, &zero.view(), &[all], (rule, None))
@@ -314,6 +299,11 @@ unsafe fn update_host<T: Parameter>(_dims: LaunchDims, args: &[HostArg]) {
 }
 
 impl Rule {
+    /// [`SGD`] with a rate of 0.
+    pub fn plain() -> Rule {
+        Rule { kind: SGD, factor: 1.0, shrink: 1.0, ..bytemuck::Zeroable::zeroed() }
+    }
+
     /// Everything stays as it is.
     pub fn nothing() -> Rule {
         Rule { kind: NOTHING, ..bytemuck::Zeroable::zeroed() }

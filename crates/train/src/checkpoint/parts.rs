@@ -4,13 +4,8 @@
 //! the same shapes, or to the same error.
 
 use super::{Checkpoint, Data, Tensor};
-use gpu_pool::{
-    AsView, Element, Error, Group, Result,
-    extend::{
-        ErrorInternals, OpSite,
-        train::{Call, GroupInternals, exclusive},
-    },
-};
+use crate::runtime::{Call, ErrorInternals, GroupInternals, OpSite, exclusive};
+use gpu_pool::{AsView, Element, Error, Group, Result};
 use std::{borrow::Cow, sync::Arc};
 
 /// How a tensor lies on the devices of a group: the shape of this device's part, and the side that is cut. Parts may
@@ -64,9 +59,8 @@ impl Cut {
             };
         };
         let others = |cut: &[usize]| [&cut[..=side], &cut[side + 2..]].concat();
-        if all.iter().any(|cut| cut.len() != all[0].len() || others(cut) != others(&all[0])) {
-            return Err(Error::invalid(op, format_args!("parts that make no whole along side {side}: {all:?}")));
-        }
+        let fits = |cut: &Vec<usize>| cut.len() == all[0].len() && others(cut) == others(&all[0]);
+        invalid_if!(!all.iter().all(fits), op, "parts that make no whole along side {side}: {all:?}");
         shape[side] = all.iter().map(|cut| cut[side + 1]).sum();
         let rest: usize = shape[side + 1..].iter().product();
         let lens = all.iter().map(|cut| cut[side + 1] * rest).collect();
@@ -144,10 +138,7 @@ impl Checkpoint {
         let _here = OpSite::here("part");
         let Placed { shape, blocks, lens } = cut.place("part", group)?;
         let own = self.get("part", name)?;
-        if own.shape != shape {
-            let why = format_args!("`{name}` is {:?}, and the members' parts make {shape:?}", own.shape);
-            return Err(Error::invalid("part", why));
-        }
+        invalid_if!(own.shape != shape, "part", "`{name}` is {:?}, and the members' parts make {shape:?}", own.shape);
         let whole = self.tensor::<T>(name)?;
         if lens.len() == 1 {
             return Ok(whole);

@@ -1,11 +1,8 @@
 //! A user's model, as [`DataParallel`](super::DataParallel) sees it: its parameters, and where its gradients go.
 
 use crate::Parameter;
-use gpu_pool::{
-    AsViewMut, Device, DeviceBuffer, DeviceViewMut, Result,
-    extend::{OpSite, train::ExchangeInternals},
-    gradients::GradientExchange,
-};
+use crate::runtime::{ExchangeInternals, OpSite};
+use gpu_pool::{AsViewMut, Device, DeviceBuffer, DeviceViewMut, Result, gradients::GradientExchange};
 
 /// A replica of a model. The crate has no layers and no automatic differentiation: forward and backward passes are the
 /// user's own functions, over `ops`, own kernels, or another crate.
@@ -64,10 +61,8 @@ impl<'a, T: Parameter> Gradients<'a, T> {
     }
 
     /// [`write`](Self::write) for an `f` that can add, as a matrix product can: it gets 1 if it must add to the present
-    /// content, else 0 (`beta` of a product). It is never 1 in half types, whose sums are in `f32`, apart.
-    ///
-    /// # Errors
-    /// As of `write`.
+    /// content, else 0 (`beta` of a product). It is never 1 in half types, whose sums are in `f32`, apart. Errors: as
+    /// of `write`.
     #[track_caller]
     pub fn add(&mut self, i: usize, f: impl FnOnce(&mut DeviceViewMut<'_, T>, f32) -> Result<()>) -> Result<()> {
         let _here = OpSite::here("Gradients::add");

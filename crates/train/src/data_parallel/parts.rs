@@ -1,12 +1,9 @@
 //! The buckets of an exchange, for an optimizer. [`replica`](super::replica) calls it between the exchange and the next
 //! step, each for one bucket.
 
+use crate::runtime::{CHUNK, ExchangeInternals, GroupInternals, exclusive, norm, segments::Segment};
 use crate::update::{self, Moments, Parameter, Rule};
-use gpu_pool::{
-    AsView, Device, DeviceBuffer, DeviceView, ReduceOp, Result,
-    extend::train::{CHUNK, ExchangeInternals, GroupInternals, exclusive, norm, segments::Segment},
-    gradients::GradientExchange,
-};
+use gpu_pool::{AsView, Device, DeviceBuffer, DeviceView, ReduceOp, Result, gradients::GradientExchange};
 use smallvec::SmallVec;
 use std::ops::Range;
 

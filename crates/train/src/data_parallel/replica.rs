@@ -4,18 +4,12 @@
 //! found; `updated_in` finds that of a scope which fails when its update is launched.
 
 use super::{Gradients, Model, parts, together::Together};
-use crate::{
-    Parameter,
-    optim::Optimizer,
-    update::{self, Kept, Moments},
-};
+use crate::Parameter;
+use crate::optim::Optimizer;
+use crate::runtime::{Call, DeviceInternals, ErrorInternals, ExchangeInternals, GroupInternals, OpSite, shard_of};
+use crate::update::{self, Kept, Moments};
 use gpu_pool::{
-    AsView, Device, DeviceBuffer, Error, Group, PinnedBuffer, ReduceOp, Result, Shard,
-    extend::{
-        ErrorInternals, OpSite,
-        train::{Call, DeviceInternals, ExchangeInternals, GroupInternals, shard_of},
-    },
-    gradients::GradientExchange,
+    AsView, Device, DeviceBuffer, Error, Group, PinnedBuffer, ReduceOp, Result, Shard, gradients::GradientExchange,
 };
 use std::ops::Range;
 
@@ -300,15 +294,10 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
 
 #[track_caller]
 fn compare_sizes<T: Parameter>(parameters: &[&mut DeviceBuffer<T>], sizes: &[usize]) -> Result<()> {
-    if parameters.len() != sizes.len() {
-        let why = format_args!("the model has {} parameters, and had {}", parameters.len(), sizes.len());
-        return Err(Error::invalid("DataParallel", why));
+    let (count, had) = (parameters.len(), sizes.len());
+    invalid_if!(count != had, "DataParallel", "the model has {count} parameters, and had {had}");
+    for (i, (len, had)) in parameters.iter().map(|parameter| parameter.len()).zip(sizes).enumerate() {
+        invalid_if!(len != *had, "DataParallel", "parameter {i} has {len} elements, and had {had}");
     }
-    match (0..sizes.len()).find(|&i| parameters[i].len() != sizes[i]) {
-        Some(i) => {
-            let why = format_args!("parameter {i} has {} elements, and had {}", parameters[i].len(), sizes[i]);
-            Err(Error::invalid("DataParallel", why))
-        }
-        None => Ok(()),
-    }
+    Ok(())
 }

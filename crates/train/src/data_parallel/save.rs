@@ -4,20 +4,12 @@
 //! several groups after `group0.`. Invariant: everything is compared with the model, and with what the other processes
 //! have found, before anything is written.
 
-use super::{
-    DataParallel, Model,
-    parts::place,
-    replica::{Place, Placed, Replica},
-};
+use super::parts::place;
+use super::replica::{Place, Placed, Replica};
+use super::{DataParallel, Model};
+use crate::runtime::{Call, ErrorInternals, ExchangeInternals, GroupInternals, OpSite, Origin, PerDeviceInternals};
 use crate::{Parameter, checkpoint::Checkpoint, optim::KINDS};
-use gpu_pool::{
-    Device, Error, Result,
-    error::Site,
-    extend::{
-        ErrorInternals, OpSite,
-        train::{Call, ExchangeInternals, GroupInternals, Origin, PerDeviceInternals},
-    },
-};
+use gpu_pool::{Device, Error, Result, error::Site};
 use std::{
     hash::{DefaultHasher, Hasher},
     ops::Range,
@@ -74,10 +66,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// [`Checkpoint::save`].
     ///
     /// All processes of a cluster call it. The one with rank 0 of a group writes, state in parts too, which is gathered
-    /// first. The others wait for it: when it returns, the file is there.
-    ///
-    /// # Errors
-    /// Those of both; [`Error::AbortedByHost`] when another process could not write the file.
+    /// first. The others wait for it: when it returns, the file is there. Errors: those of both;
+    /// [`Error::AbortedByHost`] when another process could not write the file.
     #[track_caller]
     pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let _here = OpSite::here("DataParallel::save");
@@ -128,18 +118,13 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     }
 
     /// Reads a file of [`save`](Self::save), into a model of the same sizes and an optimizer of the same kind:
-    /// [`Checkpoint::load`] and [`restore`](Self::restore). Each process of a cluster reads the file.
-    ///
-    /// # Errors
-    /// Those of both.
+    /// [`Checkpoint::load`] and [`restore`](Self::restore). Each process of a cluster reads the file. Errors: those of
+    /// both.
     #[track_caller]
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let _here = OpSite::here("DataParallel::load");
         let site = Location::caller();
-        let found = match Checkpoint::load(path) {
-            Ok(checkpoint) => self.find(&checkpoint),
-            Err(error) => Err(error),
-        };
+        let found = Checkpoint::load(path).and_then(|checkpoint| self.find(&checkpoint));
         self.take_over(found, site)
     }
 

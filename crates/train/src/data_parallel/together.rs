@@ -4,15 +4,10 @@
 //! Invariant: both give the same bits. They differ only in what buckets hold afterwards.
 
 use super::parts::chunks;
-use crate::{
-    sharded::kernels::{self, Buckets, PIECE},
-    update::{Moments, Parameter, Rule},
-};
-use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, Result,
-    extend::train::{Access, CHUNK, Call, DeviceInternals, ExchangeInternals, Extent, GroupInternals, Layout, area},
-    gradients::GradientExchange,
-};
+use crate::runtime::{Access, CHUNK, Call, DeviceInternals, ExchangeInternals, Extent, GroupInternals, Layout, area};
+use crate::sharded::kernels::{self, Buckets, PIECE};
+use crate::update::{Moments, Parameter, Rule};
+use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, DeviceView, Result, gradients::GradientExchange};
 use std::{marker::PhantomData, ops::Range, sync::Arc};
 
 type Address = u64;

@@ -5,14 +5,8 @@ mod functions;
 
 use self::functions as kernels;
 use super::family::{NULL, address};
-use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Result,
-    extend::{
-        OpSite,
-        train::{Operations, rows_of, same_len, tiles},
-    },
-    kernel::Float,
-};
+use crate::runtime::{OpSite, Operations, rows_of, same_len, tiles};
+use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Result, kernel::Float};
 
 /// An activation function, as neural networks use them: for [`Activations`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,18 +66,14 @@ macro_rules! activations {
     )+};
 }
 
-/// Activations, and the step back through them. All are asynchronous on the current stream and can be captured. Half
-/// types are computed in `f32` and rounded once.
+/// Activations, and the step back through them. Half types are computed in `f32` and rounded once. Streams and errors:
+/// see [`ops`](super).
 ///
 /// `f` is an [`Activation`], or one with a bias for each column: [`Activation::biased`]. The step back needs the input
 /// of the function: `dx = dy * f'(x)`, or `dy * f'(x + bias)`. Without a bias, the output of [`Activation::Relu`] does
 /// as well.
 ///
 /// Far from 0, also at infinity, they and their slopes are their limits: `silu(-infinity)` is 0.
-///
-/// Errors of all: [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for lengths that do not fit,
-/// [`Error::WrongDevice`](gpu_pool::Error::WrongDevice), [`Error::Aborted`](gpu_pool::Error::Aborted),
-/// [`Error::OutOfMemory`](gpu_pool::Error::OutOfMemory) where a buffer is returned, and the driver's.
 pub trait Activations: Operations {
     activations! {
         relu Relu "-2.0" "0.0" "`max(x, 0)`";

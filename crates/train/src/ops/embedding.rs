@@ -3,11 +3,9 @@
 
 use super::family::{In, Out, each_row, kernels, small, wide};
 use crate::kernels::EMBEDDING;
+use crate::runtime::{Operations, Real, as_type, as_type_mut, lanes, rows_of, same_len, stride};
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, Kernel, LaunchDims, Result,
-    extend::train::{Operations, Real, as_type, as_type_mut, lanes, rows_of, same_len, stride},
-    kernel,
-    kernel::Float,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, Kernel, LaunchDims, Result, kernel, kernel::Float,
 };
 use std::collections::BTreeMap;
 
@@ -20,7 +18,11 @@ use std::collections::BTreeMap;
 pub trait Index: DeviceCopy + sealed::Sealed {
     /// The same memory as words: a negative number is greater than every bound.
     #[doc(hidden)]
-    fn words(view: DeviceView<'_, Self>) -> DeviceView<'_, u32>;
+    fn words(view: DeviceView<'_, Self>) -> DeviceView<'_, u32> {
+        let n = view.len();
+        // SAFETY: all these types have four bytes.
+        unsafe { as_type(view, n) }
+    }
     #[doc(hidden)]
     fn show(word: u32) -> String;
 }
@@ -31,19 +33,11 @@ mod sealed {
     impl Sealed for i32 {}
 }
 impl Index for u32 {
-    fn words(view: DeviceView<'_, Self>) -> DeviceView<'_, u32> {
-        view
-    }
     fn show(word: u32) -> String {
         word.to_string()
     }
 }
 impl Index for i32 {
-    fn words(view: DeviceView<'_, Self>) -> DeviceView<'_, u32> {
-        let n = view.len();
-        // SAFETY: both types have four bytes.
-        unsafe { as_type(view, n) }
-    }
     fn show(word: u32) -> String {
         (word as i32).to_string()
     }
@@ -87,11 +81,7 @@ kernels! { EMBEDDING;
     }
 }
 
-/// Rows of a table by their numbers. Both are asynchronous on the current stream and can be captured.
-///
-/// Errors of both: [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for shapes that do not fit,
-/// [`Error::WrongDevice`](gpu_pool::Error::WrongDevice), [`Error::Aborted`](gpu_pool::Error::Aborted),
-/// [`Error::OutOfMemory`](gpu_pool::Error::OutOfMemory) where a buffer is returned, and the driver's.
+/// Rows of a table by their numbers. Streams and errors: see [`ops`](super).
 pub trait Embeddings: Operations {
     /// The rows of `table`, of `cols` elements each, with the numbers `indices`, one after the other, in a new buffer:
     /// PyTorch's `embedding`.

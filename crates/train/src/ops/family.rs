@@ -4,7 +4,8 @@
 //! **In place.** The device functions take an output that is one of the inputs. A Rust slice cannot be both, so the
 //! input's parameter is then a number: the address ([`Address`]) of the output beside it. The hazards see the output.
 
-use gpu_pool::{DeviceCopy, DeviceViewMut, Error, Result, extend::ErrorInternals, kernel::Float};
+use crate::runtime::ErrorInternals;
+use gpu_pool::{DeviceCopy, DeviceViewMut, Error, Result, kernel::Float};
 
 pub(super) type In<T> = &'static [T];
 pub(super) type Out<T> = &'static mut [T];
@@ -109,10 +110,8 @@ pub(super) fn address<T: DeviceCopy>(x: &DeviceViewMut<'_, T>) -> Address {
 /// A kernel's parameter of 32 bits, of which the top one is not used.
 #[track_caller]
 pub(super) fn small(op: &'static str, what: &str, n: usize) -> Result<u32> {
-    match i32::try_from(n) {
-        Ok(n) => Ok(n as u32),
-        Err(_) => Err(Error::invalid(op, format_args!("{n} {what}: at most 2^31 - 1 are possible"))),
-    }
+    invalid_if!(n > i32::MAX as usize, op, "{n} {what}: at most 2^31 - 1 are possible");
+    Ok(n as u32)
 }
 
 pub(super) fn each_row<T>(x: &[T], rows: u64, cols: u32) -> impl Iterator<Item = &[T]> {

@@ -6,14 +6,10 @@
 
 use super::family::{Address, In, Out, address, binary, kernels};
 use crate::kernels::NUMBER;
+use crate::runtime::{ErrorInternals, Operations, Real, as_type, as_type_mut, lanes, same_len, stride, tiles};
 use gpu_pool::{
     AsView, AsViewMut, DType, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Element, Error, LaunchDims,
-    Result,
-    extend::{
-        ErrorInternals,
-        train::{Operations, Real, as_type, as_type_mut, lanes, same_len, stride, tiles},
-    },
-    kernel::Float,
+    Result, kernel::Float,
 };
 use half::{bf16, f16};
 
@@ -90,24 +86,16 @@ impl<T: DeviceCopy + Into<u64>> Word for T {}
 macro_rules! by_word {
     ($T:ty, $W:ident => $call:expr) => {
         match size_of::<$T>() {
-            1 => {
-                type $W = u8;
-                $call
-            }
-            2 => {
-                type $W = u16;
-                $call
-            }
-            4 => {
-                type $W = u32;
-                $call
-            }
-            _ => {
-                type $W = u64;
-                $call
-            }
+            1 => by_word!(@ $W u8 => $call),
+            2 => by_word!(@ $W u16 => $call),
+            4 => by_word!(@ $W u32 => $call),
+            _ => by_word!(@ $W u64 => $call),
         }
     };
+    (@ $W:ident $own:ty => $call:expr) => {{
+        type $W = $own;
+        $call
+    }};
 }
 pub(super) use by_word;
 
@@ -226,14 +214,10 @@ macro_rules! extremes {
 }
 
 /// Quotients, smaller and larger ones, element by element, and the smallest and the largest of all, of floats and
-/// integers ([`Number`]); exponentials and roots of floats. All are asynchronous on the current stream and can be
-/// captured.
+/// integers ([`Number`]); exponentials and roots of floats. Streams and errors: see [`ops`](super).
 ///
 /// Half types are computed in `f32` and rounded once. Quotients of integers are cut towards zero; one by 0 is 0, and
 /// that of the least by -1 wraps. Where a NaN is compared, the result is a NaN, as in PyTorch. -0 is less than 0.
-///
-/// Errors of all: [`Error::InvalidArgument`] for different lengths, [`Error::WrongDevice`], [`Error::Aborted`],
-/// [`Error::OutOfMemory`] where a buffer is returned, and the driver's.
 pub trait Numbers: Operations {
     binary! { Number, launch;
         div div_into div_in_place Div "x / y" "3.0" "2.0" "1.5";

@@ -4,15 +4,11 @@
 //! so with counts of digits, 4 bits at a time. Invariant: the order of additions depends on the length alone, so each
 //! run gives the same bits.
 
-use super::{
-    family::{In, Out, kernels, small},
-    number::{Number, Word, by_word, key},
-};
+use super::family::{In, Out, kernels, small};
+use super::number::{Number, Word, by_word, key};
 use crate::kernels::ORDER;
-use gpu_pool::{
-    AsView, AsViewMut, DType, Device, DeviceBuffer, DeviceView, DeviceViewMut, LaunchDims, Result,
-    extend::train::{Operations, as_type, as_type_mut},
-};
+use crate::runtime::{Operations, as_type, as_type_mut};
+use gpu_pool::{AsView, AsViewMut, DType, Device, DeviceBuffer, DeviceView, DeviceViewMut, LaunchDims, Result};
 
 const TILE: usize = 2048;
 const THREADS: u32 = 256;
@@ -61,12 +57,8 @@ kernels! { ORDER of Word;
     }
 }
 
-/// Running sums and sorting, of floats and integers ([`Number`]). All are asynchronous on the current stream and can be
-/// captured; they take memory of the size of the buffer beside the result. Two runs give the same bits.
-///
-/// Errors of all: [`Error::OutOfMemory`](gpu_pool::Error::OutOfMemory),
-/// [`Error::WrongDevice`](gpu_pool::Error::WrongDevice), [`Error::Aborted`](gpu_pool::Error::Aborted), and the
-/// driver's.
+/// Running sums and sorting, of floats and integers ([`Number`]). They take memory of the size of the buffer beside the
+/// result. Two runs give the same bits. Streams and errors: see [`ops`](super).
 pub trait Orders: Operations {
     /// The sum of each element and all before it, in a new buffer (`cumsum` of PyTorch and NumPy). Half types are added
     /// up in `f32`, and each sum is rounded once; integers wrap, in their own type.
@@ -123,10 +115,7 @@ pub trait Orders: Operations {
         Ok(y)
     }
 
-    /// [`sort`](Self::sort) in place.
-    ///
-    /// # Errors
-    /// As [`sort`](Self::sort).
+    /// [`sort`](Self::sort) in place. Errors: as [`sort`](Self::sort).
     #[track_caller]
     fn sort_in_place<X: AsViewMut<Elem: Number>>(&self, x: &mut X) -> Result<()> {
         let (x, _here) = (x.view_mut(), self.enter("sort_in_place"));

@@ -3,11 +3,8 @@
 
 use super::family::{Address, In, Out, address, binary, kernels};
 use crate::kernels::POINTWISE;
-use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Result,
-    extend::train::{Operations, same_len, tiles},
-    kernel::Float,
-};
+use crate::runtime::{Operations, same_len, tiles};
+use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Result, kernel::Float};
 
 #[derive(Clone, Copy)]
 enum Binary {
@@ -35,12 +32,8 @@ kernels! { POINTWISE;
     }
 }
 
-/// Sums, differences and products, element by element. Half types are computed in `f32` and rounded once. All
-/// are asynchronous on the current stream and can be captured.
-///
-/// Errors of all: [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for different lengths,
-/// [`Error::WrongDevice`](gpu_pool::Error::WrongDevice), [`Error::Aborted`](gpu_pool::Error::Aborted),
-/// [`Error::OutOfMemory`](gpu_pool::Error::OutOfMemory) where a buffer is returned, and the driver's.
+/// Sums, differences and products, element by element. Half types are computed in `f32` and rounded once. Streams and
+/// errors: see [`ops`](super).
 pub trait Pointwise: Operations {
     binary! { Float, launch;
         add add_into add_in_place Add "x + y" "1.0" "2.0" "3.0";

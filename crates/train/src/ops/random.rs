@@ -5,15 +5,8 @@
 
 use super::family::{Address, In, Out, address, kernels, wide};
 use crate::kernels::RANDOM;
-use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceViewMut, Error, Kernel, Result,
-    extend::{
-        ErrorInternals,
-        train::{Operations, Real, fours_of_packs},
-    },
-    kernel,
-    kernel::Float,
-};
+use crate::runtime::{ErrorInternals, Operations, Real, fours_of_packs};
+use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, DeviceViewMut, Error, Kernel, Result, kernel, kernel::Float};
 use std::{f64::consts::PI, ops::Range};
 
 fn philox([mut x, mut y, mut z, mut w]: [u32; 4], [mut a, mut b]: [u32; 2]) -> [u32; 4] {
@@ -119,11 +112,8 @@ type Draw<T> = Kernel<(Out<T>, u64, u64, u64, <T as Float>::Acc, <T as Float>::A
 /// on GPUs and software GPUs; so are uniform numbers and which elements dropout drops. Normal numbers may differ in the
 /// last bits.
 ///
-/// All are asynchronous on the current stream and can be captured. A graph gives the same numbers at each launch: seed
-/// and offset are captured.
-///
-/// Errors of all: [`Error::InvalidArgument`] for arguments out of range, [`Error::WrongDevice`], [`Error::Aborted`],
-/// [`Error::OutOfMemory`] where a buffer is returned, and the driver's.
+/// A graph gives the same numbers at each launch: seed and offset are captured. Streams and errors: see
+/// [`ops`](super).
 pub trait Random: Operations {
     /// Fills `x` with random words.
     ///
@@ -229,10 +219,7 @@ pub trait Random: Operations {
         Ok(y)
     }
 
-    /// [`dropout`](Self::dropout) in place.
-    ///
-    /// # Errors
-    /// As [`dropout`](Self::dropout).
+    /// [`dropout`](Self::dropout) in place. Errors: as [`dropout`](Self::dropout).
     #[track_caller]
     fn dropout_in_place<X: AsViewMut<Elem: Float>>(
         &self,
@@ -265,9 +252,8 @@ fn draw<T: Float>(
     (seed, offset): (u64, u64),
 ) -> Result<()> {
     let _here = dev.enter(op);
-    if [a, b].iter().any(|x| !x.to_f64().is_finite()) {
-        return Err(Error::invalid(op, format_args!("numbers from {a:?} on, times {b:?}: both must be finite")));
-    }
+    let finite = [a, b].iter().all(|x| x.to_f64().is_finite());
+    invalid_if!(!finite, op, "numbers from {a:?} on, times {b:?}: both must be finite");
     let n = sequence(op, x.len(), offset)?;
     // SAFETY: `x` has `n` elements.
     unsafe { dev.launch(kernel, fours_of_packs::<T>(x.len()), (x, n, seed, offset, a, b)) }
@@ -276,10 +262,9 @@ fn draw<T: Float>(
 #[track_caller]
 fn sequence(op: &'static str, n: usize, offset: u64) -> Result<u64> {
     // The last element, not the one behind it, is a number of 64 bits.
-    match offset.checked_add((n as u64).saturating_sub(1)) {
-        Some(_) => Ok(n as u64),
-        None => Err(Error::invalid(op, format_args!("{n} elements from {offset} on: a sequence has 2^64"))),
-    }
+    let last = offset.checked_add((n as u64).saturating_sub(1));
+    invalid_if!(last.is_none(), op, "{n} elements from {offset} on: a sequence has 2^64");
+    Ok(n as u64)
 }
 
 /// Keep threshold and scale, `1 / (1 - p)`.

@@ -12,18 +12,12 @@ pub use self::{
     softmax::Softmax,
 };
 
-use super::{
-    embedding::Index,
-    family::{In, Out, each_row, each_row_mut, kernels, wide},
-};
+use super::embedding::Index;
+use super::family::{In, Out, each_row, each_row_mut, kernels, wide};
 use crate::kernels::{COLUMNS, ROWS};
+use crate::runtime::{ErrorInternals, Operations, Real, lanes, pairwise, rows_of, threads_of_row};
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, LaunchDims, Result,
-    extend::{
-        ErrorInternals,
-        train::{Operations, Real, lanes, pairwise, rows_of, threads_of_row},
-    },
-    kernel::Float,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, LaunchDims, Result, kernel::Float,
 };
 
 /// Rows that a part of a sum of columns has, unless there would be more parts than [`MOST_PARTS`].
@@ -79,10 +73,7 @@ kernels! { COLUMNS;
 }
 
 /// Operations on rows without arithmetic on them, and sums of columns: a buffer is rows of `cols` elements, one after
-/// the other. All are asynchronous on the current stream and can be captured, unless they say that they wait.
-///
-/// Errors of all: [`Error::InvalidArgument`] for shapes that do not fit, [`Error::WrongDevice`], [`Error::Aborted`],
-/// [`Error::OutOfMemory`] where a buffer is made, and the driver's.
+/// the other. Streams and errors: see [`ops`](super).
 pub trait Rows: Operations {
     /// The place of the greatest element of each row of `cols` elements: the first of equals; a NaN is greater than
     /// all numbers, as in PyTorch.
@@ -148,14 +139,9 @@ pub trait Rows: Operations {
     #[track_caller]
     fn check_indices<L: AsView<Elem: Index>>(&self, indices: &L, bound: usize) -> Result<()> {
         let words = self.device().download(&L::Elem::words(indices.view()))?;
-        match words.iter().position(|&word| word as usize >= bound) {
-            None => Ok(()),
-            Some(at) => {
-                let index = L::Elem::show(words[at]);
-                let why = format_args!("index {at} is {index}: less than {bound} are possible").to_string();
-                Err(Error::invalid("check_indices", why))
-            }
-        }
+        let Some(at) = words.iter().position(|&word| word as usize >= bound) else { return Ok(()) };
+        let why = format!("index {at} is {}: less than {bound} are possible", L::Elem::show(words[at]));
+        Err(Error::invalid("check_indices", why))
     }
 }
 

@@ -1,41 +1,22 @@
 //! Elements in another order: transposes, and parts of matrices: `kernels/shape.cu`. Bits move, and nothing is
 //! computed: elements have any type.
 
-use super::family::small;
+use super::family::{In, Out, kernels, small};
+use super::number::{Word, by_word};
 use crate::kernels::SHAPE;
+use crate::runtime::{ErrorInternals, Operations, as_type, as_type_mut, same_len, stride};
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Error, Kernel, LaunchDims, Result,
-    extend::{
-        ErrorInternals,
-        train::{Operations, as_type, as_type_mut, same_len, stride},
-    },
-    kernel,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Error, LaunchDims, Result, kernel,
 };
 
-type Transpose<W> = Kernel<(&'static [W], &'static mut [W], u32, u32, u32)>;
-
-fn host_transpose<T: DeviceCopy>(x: &[T], y: &mut [T], count: u32, rows: u32, cols: u32) {
-    let (count, rows, cols) = (count as usize, rows as usize, cols as usize);
-    let size = (rows * cols).max(1);
-    for (x, y) in x.chunks_exact(size).zip(y.chunks_exact_mut(size)).take(count) {
-        y.iter_mut().enumerate().for_each(|(i, y)| *y = x[i % rows * cols + i / rows]);
+kernels! { SHAPE of Word;
+    fn transpose_words(_, x: In<T>, y: Out<T>, count: u32, rows: u32, cols: u32) = "transpose" {
+        let (rows, cols) = (rows as usize, cols as usize);
+        let size = (rows * cols).max(1);
+        for (x, y) in x.chunks_exact(size).zip(y.chunks_exact_mut(size)).take(count as usize) {
+            y.iter_mut().enumerate().for_each(|(i, y)| *y = x[i % rows * cols + i / rows]);
+        }
     }
-}
-
-macro_rules! transpose {
-    ($($name:ident $sym:literal $T:ty;)+) => {
-        kernel! {$(
-            static $name: $sym in SHAPE, fn(x: &[$T], y: &mut [$T], count: u32, rows: u32, cols: u32) |_dims| {
-                host_transpose(x, y, count, rows, cols);
-            }
-        )+}
-    };
-}
-transpose! {
-    TRANSPOSE_U8 "transpose_u8" u8;
-    TRANSPOSE_U16 "transpose_u16" u16;
-    TRANSPOSE_U32 "transpose_u32" u32;
-    TRANSPOSE_U64 "transpose_u64" u64;
 }
 
 kernel! {
@@ -49,10 +30,7 @@ kernel! {
     }
 }
 
-/// Elements in another order. All are asynchronous on the current stream and can be captured.
-///
-/// Errors of all: [`Error::InvalidArgument`] for shapes that do not fit, [`Error::WrongDevice`], [`Error::Aborted`],
-/// [`Error::OutOfMemory`] where a buffer is returned, and the driver's.
+/// Elements in another order. Streams and errors: see [`ops`](super).
 pub trait Shapes: Operations {
     /// The transpose of a row-major matrix of `rows x cols` elements, in a new buffer: element `(c, r)` is `x`'s
     /// `(r, c)`. Elements have 1, 2, 4 or 8 bytes. For [`gemm`](Device::gemm) no transpose is needed: see
@@ -161,52 +139,36 @@ fn transposed<T: DeviceCopy>(
     shape: [usize; 3],
 ) -> Result<()> {
     let _here = dev.enter(op);
-    let [count, rows, cols] = shape;
+    let ([count, rows, cols], size, len) = (shape, size_of::<T>(), x.len());
     if rows.checked_mul(cols).and_then(|n| n.checked_mul(count)) != Some(x.len()) {
         let many = if count == 1 { String::new() } else { format!("{count} of ") };
         return Err(Error::invalid(op, format_args!("{many}{rows} x {cols} of {} elements", x.len())));
     }
-    same_len(op, x.len(), y.len())?;
-    match size_of::<T>() {
-        1 => transposed_words(dev, op, &TRANSPOSE_U8, x, y, shape),
-        2 => transposed_words(dev, op, &TRANSPOSE_U16, x, y, shape),
-        4 => transposed_words(dev, op, &TRANSPOSE_U32, x, y, shape),
-        8 => transposed_words(dev, op, &TRANSPOSE_U64, x, y, shape),
-        bytes => Err(Error::invalid(op, format_args!("elements of {bytes} bytes"))),
-    }
-}
-
-#[track_caller]
-fn transposed_words<T: DeviceCopy, W: DeviceCopy>(
-    dev: &Device,
-    op: &'static str,
-    kernel: &'static Transpose<W>,
-    x: DeviceView<'_, T>,
-    y: DeviceViewMut<'_, T>,
-    [count, rows, cols]: [usize; 3],
-) -> Result<()> {
-    let len = x.len();
+    same_len(op, len, y.len())?;
+    invalid_if!(![1, 2, 4, 8].contains(&size), op, "elements of {size} bytes");
     if len == 0 {
         return Ok(());
     }
     let (n, r, c) = (small(op, "matrices", count)?, small(op, "rows", rows)?, small(op, "columns", cols)?);
-    if !(x.address() | y.address()).is_multiple_of(size_of::<W>() as u64) {
-        return Err(Error::invalid(op, format_args!("an element of {} bytes at an odd address", size_of::<W>())));
-    }
+    let aligned = (x.address() | y.address()).is_multiple_of(size as u64);
+    invalid_if!(!aligned, op, "an element of {size} bytes at an odd address");
     let tiles = rows.div_ceil(32).saturating_mul(cols.div_ceil(32)).saturating_mul(count);
     let grid = (tiles.min(i32::MAX as usize) as u32, 1, 1);
     let dims = LaunchDims { grid, block: (32, 8, 1), shared_bytes: 0 };
-    // SAFETY: `W` is as large as the element; both have `count` times `rows` times `cols` elements.
-    unsafe { dev.launch(kernel, dims, (as_type::<T, W>(x, len), as_type_mut::<T, W>(y, len), n, r, c)) }
+    by_word!(T, W => {
+        // SAFETY: `W` is as large as the element; both have `count` times `rows` times `cols` elements.
+        unsafe {
+            let (x, y) = (as_type::<T, W>(x, len), as_type_mut::<T, W>(y, len));
+            dev.launch(&transpose_words::<W>(), dims, (x, y, n, r, c))
+        }
+    })
 }
 
 #[track_caller]
 fn fits(op: &'static str, what: &str, len: usize, pitch: usize, rows: usize, cols: usize) -> Result<()> {
     let end = rows.saturating_sub(1).checked_mul(pitch).and_then(|last| last.checked_add(cols));
     let is_in = rows == 0 || end.is_some_and(|end| end <= len);
-    if pitch < cols || !is_in {
-        let why = format_args!("{rows} rows of {cols} at a pitch of {pitch} in a {what} of {len} elements").to_string();
-        return Err(Error::invalid(op, why));
-    }
+    let misfits = pitch < cols || !is_in;
+    invalid_if!(misfits, op, "{rows} rows of {cols} at a pitch of {pitch} in a {what} of {len} elements");
     Ok(())
 }

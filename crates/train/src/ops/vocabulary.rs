@@ -3,13 +3,9 @@
 
 use super::family::{Address, In, Out, address, kernels, small, wide};
 use crate::kernels::VOCABULARY;
+use crate::runtime::{ErrorInternals, Operations, Real, pairwise};
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, LaunchDims, Result,
-    extend::{
-        ErrorInternals,
-        train::{Operations, Real, pairwise},
-    },
-    kernel::Float,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, LaunchDims, Result, kernel::Float,
 };
 
 /// For each row: the largest element, the sum of exponentials of the differences to it, the element at the label, and

@@ -7,15 +7,9 @@
 //! device that needs it, in `kept`, or in a call.
 
 use super::stage::{NotSplit, Stage, StageContext};
+use crate::runtime::{DeviceInternals, ErrorInternals, GroupInternals, Label, LastCall, OpSite};
 use crate::schedule::{Action, Peer, PipelineSchedule, Step, Work};
-use gpu_pool::{
-    Device, Error, Group, Result, Stream,
-    collective::Transfer,
-    extend::{
-        ErrorInternals, OpSite,
-        train::{DeviceInternals, GroupInternals, Label, LastCall},
-    },
-};
+use gpu_pool::{Device, Error, Group, Result, Stream, collective::Transfer};
 
 /// The caller's code that makes the micro-batches.
 pub(super) type Input<'a, A> = &'a (dyn Fn(&Device, usize) -> Result<A> + Sync);

@@ -2,15 +2,13 @@
 
 use super::{Pipeline, Stage};
 use crate::Checkpoint;
-use gpu_pool::{Device, Result, extend::OpSite};
+use crate::runtime::OpSite;
+use gpu_pool::{Device, Result};
 use std::path::Path;
 
 impl<S: Stage + 'static> Pipeline<S> {
     /// Writes the entries that `f` puts into a checkpoint for each stage: [`checkpoint`](Self::checkpoint) and
-    /// [`Checkpoint::save`].
-    ///
-    /// # Errors
-    /// Those of both.
+    /// [`Checkpoint::save`]. Errors: those of both.
     #[track_caller]
     pub fn save(
         &mut self,
@@ -21,10 +19,8 @@ impl<S: Stage + 'static> Pipeline<S> {
         self.checkpoint(f)?.save(path)
     }
 
-    /// Reads a file of [`save`](Self::save): [`Checkpoint::load`] and [`restore`](Self::restore).
-    ///
-    /// # Errors
-    /// Those of both.
+    /// Reads a file of [`save`](Self::save): [`Checkpoint::load`] and [`restore`](Self::restore). Errors: those of
+    /// both.
     #[track_caller]
     pub fn load(
         &mut self,
@@ -68,8 +64,7 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     ///
-    /// # Errors
-    /// As [`each`](Self::each).
+    /// Errors: as [`each`](Self::each).
     #[track_caller]
     pub fn checkpoint(
         &mut self,
@@ -89,10 +84,8 @@ impl<S: Stage + 'static> Pipeline<S> {
     }
 
     /// Gives each stage its part of a [`checkpoint`](Self::checkpoint), without the `stage0.`, and clears a failure
-    /// ([`Error::Poisoned`](gpu_pool::Error::Poisoned)). `f` takes over all that a stage has.
-    ///
-    /// # Errors
-    /// As [`each`](Self::each); after an error the stages are poisoned.
+    /// ([`Error::Poisoned`](gpu_pool::Error::Poisoned)). `f` takes over all that a stage has. Errors: as
+    /// [`each`](Self::each); after an error the stages are poisoned.
     #[track_caller]
     pub fn restore(
         &mut self,

@@ -41,9 +41,7 @@ pub trait Stage {
 
     /// The backward pass of one micro-batch, from the gradient of the output. It leaves the gradients of the weights in
     /// the stage (see [`StageContext::accumulate`]) and returns the gradient of the input. Stage 0 may return `None`.
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
+    /// Errors: as [`forward`](Self::forward).
     fn backward(
         &mut self,
         dev: &Device,
@@ -53,10 +51,8 @@ pub trait Stage {
     ) -> Result<Option<Self::Activation>>;
 
     /// The first half of [`backward`](Self::backward), for schedules that split it (zero bubble): only the gradient of
-    /// the input. The values for the second half, such as `dy`, go into `saved`.
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward). Without an implementation: [`Error::InvalidArgument`] at the first use.
+    /// the input. The values for the second half, such as `dy`, go into `saved`. Errors: as [`forward`](Self::forward).
+    /// Without an implementation: [`Error::InvalidArgument`] at the first use.
     fn backward_input(
         &mut self,
         dev: &Device,
@@ -68,10 +64,7 @@ pub trait Stage {
         Err(Error::custom(NotSplit))
     }
 
-    /// The second half: the gradients of the weights.
-    ///
-    /// # Errors
-    /// As [`backward_input`](Self::backward_input).
+    /// The second half: the gradients of the weights. Errors: as [`backward_input`](Self::backward_input).
     fn backward_weights(&mut self, dev: &Device, at: StageContext, saved: Self::Saved) -> Result<()> {
         let _ = (dev, at, saved);
         Err(Error::custom(NotSplit))

@@ -2,11 +2,9 @@
 //!
 //! PyTorch's `_dump_csv` and `_load_csv`: a line for each rank, a cell for each action, an empty cell for an idle slot.
 
-use super::{
-    Action, Checked, OpSite, PipelineSchedule, Result, ScheduleError,
-    action::{Fields, number},
-    error::at_caller,
-};
+use super::action::{Fields, number};
+use super::error::at_caller;
+use super::{Action, Checked, OpSite, PipelineSchedule, Result, ScheduleError};
 
 impl PipelineSchedule {
     /// Reads a schedule from PyTorch's CSV form: line `r + 1` holds the actions of rank `r`.
@@ -23,7 +21,6 @@ impl PipelineSchedule {
     /// Such files are errors here. Replace `BW` by `X`, then `B` by `I`, then `X` by `B`.
     ///
     /// # Errors
-    ///
     /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument), which names line and column of a cell that is none
     /// of these; otherwise as for [`new`](Self::new).
     ///

@@ -1,7 +1,8 @@
 //! Why a list of actions, or a text, is no schedule.
 
 use super::{Action, Checked};
-use gpu_pool::{Error, Result, extend::ErrorInternals};
+use crate::runtime::ErrorInternals;
+use gpu_pool::{Error, Result};
 use std::fmt;
 
 /// Why a list of actions, a text or the arguments of a preset make no [`PipelineSchedule`](super::PipelineSchedule).

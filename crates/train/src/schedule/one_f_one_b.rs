@@ -4,7 +4,7 @@
 //! it. They differ in the number of passes that fill it, and in the place of the weights' gradients.
 
 use super::{Action, Error, OpSite, PipelineSchedule, Result, Work, presets::Shape};
-use gpu_pool::extend::ErrorInternals;
+use crate::runtime::ErrorInternals;
 
 impl PipelineSchedule {
     /// 1F1B: after some forward passes to fill the pipeline, each rank does one forward and one backward pass in turns.
@@ -17,7 +17,6 @@ impl PipelineSchedule {
     /// <https://arxiv.org/abs/2006.09503>; the default of Megatron-LM.
     ///
     /// # Errors
-    ///
     /// [`Error::InvalidArgument`] for 0 ranks, 0 micro-batches, or more than
     /// [`MAX_ACTIONS`](super::MAX_ACTIONS) actions.
     ///
@@ -49,7 +48,6 @@ impl PipelineSchedule {
     /// 2021, <https://arxiv.org/abs/2104.04473>. The rounds for other numbers than multiples of `ranks` are PyTorch's.
     ///
     /// # Errors
-    ///
     /// [`Error::InvalidArgument`] for 0 ranks, chunks or micro-batches, for more than
     /// [`MAX_ACTIONS`](super::MAX_ACTIONS) actions, or, with 2 chunks or more, if the rounds cannot be equally long.
     ///
@@ -87,7 +85,6 @@ impl PipelineSchedule {
     /// that of PyTorch's `ScheduleInterleavedZeroBubble`.
     ///
     /// # Errors
-    ///
     /// As for [`interleaved`](Self::interleaved).
     ///
     /// ```

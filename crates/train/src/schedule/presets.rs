@@ -1,7 +1,7 @@
 //! The schedules that do all forward passes before the first backward pass, and what all presets share.
 
 use super::{Action, Error, MAX_ACTIONS, OpSite, PipelineSchedule, Result, Work};
-use gpu_pool::extend::ErrorInternals;
+use crate::runtime::ErrorInternals;
 
 impl PipelineSchedule {
     /// GPipe: each rank does all forward passes, then all backward passes. One stage on each rank.
@@ -13,7 +13,6 @@ impl PipelineSchedule {
     /// <https://arxiv.org/abs/1811.06965>.
     ///
     /// # Errors
-    ///
     /// [`Error::InvalidArgument`] for 0 ranks, 0 micro-batches, or more than [`MAX_ACTIONS`] actions.
     ///
     /// ```
@@ -43,7 +42,6 @@ impl PipelineSchedule {
     /// Source: Lamy-Poirier, *Breadth-First Pipeline Parallelism*, 2022, <https://arxiv.org/abs/2211.05953>.
     ///
     /// # Errors
-    ///
     /// [`Error::InvalidArgument`] for 0 ranks, chunks or micro-batches, or more than [`MAX_ACTIONS`] actions.
     ///
     /// ```

@@ -3,9 +3,8 @@
 //! The model: a rank computes one action at a time, in the order of its list, as soon as the input is there. A result
 //! reaches another rank one hop after the action ends, and the hop keeps no rank busy.
 
-use super::{
-    Action, Checked, OpSite, Peer, PipelineSchedule, Result, ScheduleError, StuckAction, Work, error::at_caller,
-};
+use super::error::at_caller;
+use super::{Action, Checked, OpSite, Peer, PipelineSchedule, Result, ScheduleError, StuckAction, Work};
 use std::{collections::VecDeque, time::Duration};
 
 /// How long the actions take in [`PipelineSchedule::simulate`]: for one micro-batch in one stage.
@@ -112,7 +111,6 @@ impl PipelineSchedule {
     /// The cost is proportional to the number of actions. Touches no device.
     ///
     /// # Errors
-    ///
     /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) if a time is larger than a [`Duration`] can be.
     ///
     /// ```

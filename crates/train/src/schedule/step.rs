@@ -48,7 +48,6 @@ impl PipelineSchedule {
     /// The actions of a rank in order, each with the places of its input and its result.
     ///
     /// # Panics
-    ///
     /// If there is no rank `rank`.
     pub fn steps(&self, rank: usize) -> impl ExactSizeIterator<Item = Step> + '_ {
         self.actions[rank].iter().map(|&action| Step {

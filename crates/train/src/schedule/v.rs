@@ -16,7 +16,6 @@ impl PipelineSchedule {
     /// order is that of PyTorch's `ScheduleZBVZeroBubble`.
     ///
     /// # Errors
-    ///
     /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for 0 ranks, 0 micro-batches, or more than
     /// [`MAX_ACTIONS`](super::MAX_ACTIONS) actions, where fewer than `2 * ranks - 1` micro-batches count as that many.
     ///

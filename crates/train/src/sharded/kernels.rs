@@ -4,17 +4,13 @@
 //! already. Invariant: the bits are those of the separate calls, and what the number of blocks depends on is equal on
 //! all members.
 
-use crate::{
-    kernels::SHARDED,
-    update::{Moments, Parameter, Rule, push_later, push_moments},
+use crate::kernels::SHARDED;
+use crate::runtime::{
+    Addresses, CHUNK, DeviceBarrier, MeetingKernel, code, eights,
+    segments::{Arguments, SEGMENTS, Segment, push_table, value},
 };
-use gpu_pool::{
-    DeviceView, Element, Module, ReduceOp,
-    extend::train::{
-        Addresses, CHUNK, DeviceBarrier, MeetingKernel, code, eights,
-        segments::{Arguments, SEGMENTS, Segment, push_table, slice, value},
-    },
-};
+use crate::update::{Moments, Parameter, Rule, memory};
+use gpu_pool::{DeviceView, Module, ReduceOp};
 use std::{marker::PhantomData, ops::Range};
 
 /// Arguments of the fused kernel, besides the memory that the members lend each other. A norm is asked for where
@@ -67,22 +63,11 @@ impl<T: Parameter> MeetingKernel for OneKernel<'_, T> {
         debug_assert!(self.segments.len() <= SEGMENTS);
         debug_assert!(self.part.start.is_multiple_of(CHUNK) || self.part.is_empty());
         let mut args = Arguments::new();
-        args.push(value(meet));
-        args.push(value(code(self.reduce)));
-        args.push(value(self.rule));
-        push_later(&mut args, self.graph_rule.as_ref());
-        push_moments(&mut args, &self.moments);
-        args.push(match &self.norm {
-            Some(norm) => slice(norm.address(), size_of::<f32>(), true),
-            None => value(0u64),
-        });
-        args.push(match &self.block_flags {
-            Some(block_flags) => slice(block_flags.address(), size_of::<u64>() * block_flags.len(), true),
-            None => value(0u64),
-        });
-        args.push(value(self.part.start as u64));
-        args.push(value(self.part.end as u64));
-        args.push(value(self.len.div_ceil(CHUNK) as u64));
+        args.extend([value(meet), value(code(self.reduce)), value(self.rule)]);
+        args.push(memory(self.graph_rule.as_ref(), false));
+        args.extend(self.moments.args());
+        args.extend([memory(self.norm.as_ref(), true), memory(self.block_flags.as_ref(), true)]);
+        args.extend([self.part.start, self.part.end, self.len.div_ceil(CHUNK)].map(|n| value(n as u64)));
         args.push(value(self.segments.len() as u32));
         addresses.iter().for_each(|column| args.extend(eights(column)));
         push_table(&mut args, self.segments, true);
@@ -133,18 +118,9 @@ impl<T: Parameter> MeetingKernel for Buckets<'_, T> {
 
     fn args(&self, meet: DeviceBarrier, [_, sums, _]: &Addresses) -> Arguments {
         let mut args = Arguments::new();
-        args.push(value(meet));
-        args.push(value(self.rule));
-        args.push(slice(self.norm.address(), size_of::<f32>(), true));
-        args.push(slice(self.pieces.address(), size_of::<u64>() * self.pieces.len(), false));
-        args.push(value(self.count as u32));
-        args.push(value(self.own as u64));
-        args.push(value(self.chunks as u64));
+        args.extend([value(meet), value(self.rule), memory(Some(&self.norm), true), memory(Some(&self.pieces), false)]);
+        args.extend([value(self.count as u32), value(self.own as u64), value(self.chunks as u64)]);
         args.extend(eights(sums));
         args
     }
-}
-
-pub(crate) fn is_aligned<T: Element>(view: &DeviceView<'_, T>) -> bool {
-    view.address().is_multiple_of(16)
 }

@@ -5,18 +5,15 @@
 //! three collectives and the kernels of [`update`]. Invariant: both give the same bits.
 
 use super::kernels::{self, OneKernel};
+use crate::runtime::{
+    Access, CHUNK, Call, DeviceInternals, ErrorInternals, GroupInternals, Home, OpSite, Origin, Unit, area, exclusive,
+    mismatch, norm, part_of,
+    segments::{SEGMENTS, Segment},
+};
 use crate::update::{self, Kept, Moments, Parameter, Rule};
 use gpu_pool::{
     AsView, AsViewMut, DType, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, Group, ReduceOp, Result,
     error::Site,
-    extend::{
-        ErrorInternals, OpSite,
-        train::{
-            Access, CHUNK, Call, DeviceInternals, GroupInternals, Home, Origin, Unit, area, exclusive, mismatch, norm,
-            part_of,
-            segments::{SEGMENTS, Segment},
-        },
-    },
 };
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
@@ -82,9 +79,8 @@ impl<T: Parameter> ShardedStep<T> {
     /// All members call it.
     #[track_caller]
     pub fn new(group: &Group<'_>, terms: Terms, keeps: [bool; 3], clips: bool) -> Result<Self> {
-        if !matches!(terms.reduce, ReduceOp::Sum | ReduceOp::Avg) {
-            return Err(Error::invalid(OP, format_args!("{} of gradients: Sum or Avg", terms.reduce)));
-        }
+        let right = matches!(terms.reduce, ReduceOp::Sum | ReduceOp::Avg);
+        invalid_if!(!right, OP, "{} of gradients: Sum or Avg", terms.reduce);
         let dev = &*group.device().in_order();
         dev.not_in_graph(OP)?;
         let (id, sizes, reduce) = (group.new_exchange(), terms.sizes.clone(), terms.reduce);
@@ -161,22 +157,17 @@ impl<T: Parameter> ShardedStep<T> {
 
     #[track_caller]
     pub fn check(&self, grads: &DeviceViewMut<'_, T>, weights: &[DeviceViewMut<'_, T>]) -> Result<()> {
-        if grads.len() != self.len {
-            let why = format_args!("gradients of {} elements where {} are needed", grads.len(), self.len);
-            return Err(Error::invalid("step", why));
+        let (len, wanted) = (grads.len(), self.len);
+        invalid_if!(len != wanted, "step", "gradients of {len} elements where {wanted} are needed");
+        let (count, wanted) = (weights.len(), self.places.len());
+        invalid_if!(count != wanted, "step", "{count} parameters where {wanted} are needed");
+        for (i, (weight, place)) in weights.iter().zip(&self.places).enumerate() {
+            let (len, had) = (weight.len(), place.len());
+            invalid_if!(len != had, "step", "parameter {i} has {len} elements, and had {had}");
         }
-        if weights.len() != self.places.len() {
-            let why = format_args!("{} parameters where {} are needed", weights.len(), self.places.len());
-            return Err(Error::invalid("step", why));
-        }
-        if let Some(i) = (0..weights.len()).find(|&i| weights[i].len() != self.places[i].len()) {
-            let why = format_args!("parameter {i} has {} elements, and had {}", weights[i].len(), self.places[i].len());
-            return Err(Error::invalid("step", why));
-        }
-        match std::iter::once(grads).chain(weights).all(|x| kernels::is_aligned(&x.view())) {
-            true => Ok(()),
-            false => Err(Error::invalid("step", "memory that does not begin at a multiple of 16 bytes")),
-        }
+        let aligned = std::iter::once(grads).chain(weights).all(|x| x.address().is_multiple_of(16));
+        invalid_if!(!aligned, "step", "memory that does not begin at a multiple of 16 bytes");
+        Ok(())
     }
 
     /// One step, number `steps`, of memory that was [checked](Self::check). All members call it. In a capture the rule
@@ -318,10 +309,8 @@ impl<T: Parameter> ShardedStep<T> {
     pub fn set_kept(&mut self, dev: &Device, which: usize, all: &[f32]) -> Result<()> {
         self.here(dev, "set_state")?;
         dev.not_in_graph("set_state")?;
-        match &mut self.kept[which] {
-            Some(own) => dev.upload_into(&all[self.part.clone()], own),
-            None => Ok(()),
-        }
+        let Some(own) = &mut self.kept[which] else { return Ok(()) };
+        dev.upload_into(&all[self.part.clone()], own)
     }
 
     /// Checks that the processes set the same state, which `text` describes. One process alone compares nothing.

@@ -4,11 +4,8 @@ use super::{Wide, elements, fits, part_of};
 #[cfg(feature = "checkpoints")]
 use crate::checkpoint::{Checkpoint, Cut, named};
 use crate::prelude::*;
-use gpu_pool::{
-    AsView, DeviceBuffer, Element, Error, Group, ReduceOp, Result,
-    extend::{ErrorInternals, OpSite},
-    kernel::Float,
-};
+use crate::runtime::{ErrorInternals, OpSite};
+use gpu_pool::{AsView, DeviceBuffer, Element, Error, Group, ReduceOp, Result, kernel::Float};
 use std::ops::Range;
 
 /// Words of a vocabulary that is spread over a group, one for each row: labels, or inputs of an embedding. Each member
@@ -38,9 +35,9 @@ impl Indices {
     #[track_caller]
     pub fn new(group: &Group<'_>, words: &[u32], vocabulary: usize) -> Result<Self> {
         let _here = OpSite::here("Indices::new");
-        if let Some(at) = words.iter().position(|&word| word as usize >= vocabulary) {
-            let why = format_args!("index {at} is {}: less than {vocabulary} are possible", words[at]).to_string();
-            return Err(Error::invalid("Indices::new", why));
+        for (at, &word) in words.iter().enumerate() {
+            let known = (word as usize) < vocabulary;
+            invalid_if!(!known, "Indices::new", "index {at} is {word}: less than {vocabulary} are possible");
         }
         let own = part_of(group, group.rank(), vocabulary, 1)?;
         let of = |&word: &u32| (own.contains(&(word as usize))).then(|| word as usize - own.start);
@@ -60,10 +57,9 @@ impl Indices {
 
     #[track_caller]
     pub(super) fn own(&self, op: &'static str, group: &Group<'_>) -> Result<Range<usize>> {
-        if part_of(group, group.rank(), self.vocabulary, 1)? == self.own {
-            return Ok(self.own.clone());
-        }
-        Err(Error::invalid(op, "the indices are of another group"))
+        let own = part_of(group, group.rank(), self.vocabulary, 1)?;
+        invalid_if!(own != self.own, op, "the indices are of another group");
+        Ok(own)
     }
 }
 
@@ -162,10 +158,7 @@ impl<T: Float + Element> VocabularyEmbedding<T> {
     }
 
     /// Puts the whole table into the checkpoint of rank 0, as `name.weight`. All members of the group call it, each
-    /// with a checkpoint of its own, and it **waits**.
-    ///
-    /// # Errors
-    /// Those of [`Checkpoint::insert_part`].
+    /// with a checkpoint of its own, and it **waits**. Errors: those of [`Checkpoint::insert_part`].
     #[track_caller]
     pub fn save(&self, group: &Group<'_>, to: &mut Checkpoint, name: &str) -> Result<()> {
         let _here = OpSite::here("VocabularyEmbedding::save");
@@ -174,10 +167,8 @@ impl<T: Float + Element> VocabularyEmbedding<T> {
     }
 
     /// Takes this member's rows of the entries of [`save`](Self::save), also on another number of devices. All members
-    /// of the group call it with the same checkpoint.
-    ///
-    /// # Errors
-    /// Those of [`Checkpoint::part`] and [`Device::upload_into`](gpu_pool::Device::upload_into).
+    /// of the group call it with the same checkpoint. Errors: those of [`Checkpoint::part`] and
+    /// [`Device::upload_into`](gpu_pool::Device::upload_into).
     #[track_caller]
     pub fn load(&mut self, group: &Group<'_>, from: &Checkpoint, name: &str) -> Result<()> {
         let _here = OpSite::here("VocabularyEmbedding::load");

@@ -7,14 +7,10 @@
 mod save;
 
 use super::{Wide, columns, elements, fits, gather_rows, overlapped, part_of, put, scatter_rows};
+use crate::runtime::{DeviceInternals, OpSite, Real};
 use crate::{Activation, NormSaved, RowNorm, prelude::*};
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, Element, Group, Matrix, ReduceOp, Result,
-    extend::{
-        OpSite,
-        train::{DeviceInternals, Real},
-    },
-    kernel::Float,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, Element, Group, Matrix, ReduceOp, Result, kernel::Float,
 };
 use std::ops::Range;
 
@@ -199,10 +195,8 @@ impl<T: Float + Element> ColumnLinear<T> {
         Self::in_units(group, weight, bias, 1)
     }
 
-    /// [`new`](Self::new) with columns in whole units, as of [`part_of`]: the heads of attention.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new); also if the columns are not whole units.
+    /// [`new`](Self::new) with columns in whole units, as of [`part_of`]: the heads of attention. Errors: as
+    /// [`new`](Self::new); also if the columns are not whole units.
     #[track_caller]
     pub fn in_units(group: &Group<'_>, weight: &[T], bias: &[T], unit: usize) -> Result<Self> {
         let _here = OpSite::here("ColumnLinear::in_units");
@@ -250,10 +244,8 @@ impl<T: Float + Element> ColumnLinear<T> {
     }
 
     /// [`backward`](Self::backward) with sequence parallel: of the gradient of `x` each member gets its [part](part_of)
-    /// of the rows, by a reduce-scatter. `x` is all rows, from [`gather_rows`].
-    ///
-    /// # Errors
-    /// As [`backward`](Self::backward).
+    /// of the rows, by a reduce-scatter. `x` is all rows, from [`gather_rows`]. Errors: as
+    /// [`backward`](Self::backward).
     #[track_caller]
     pub fn backward_to_rows(
         &mut self,
@@ -273,20 +265,15 @@ impl<T: Float + Element> ColumnLinear<T> {
 
 impl<T: Float + Element> RowLinear<T> {
     /// This member's rows of `weight`, which is row-major with as many columns as `bias` has elements, and all of the
-    /// bias. All members give the same weights.
-    ///
-    /// # Errors
-    /// As [`ColumnLinear::new`].
+    /// bias. All members give the same weights. Errors: as [`ColumnLinear::new`].
     #[track_caller]
     pub fn new(group: &Group<'_>, weight: &[T], bias: &[T]) -> Result<Self> {
         let _here = OpSite::here("RowLinear::new");
         Self::in_units(group, weight, bias, 1)
     }
 
-    /// [`new`](Self::new) with rows in whole units, as of [`part_of`]: the units of the layer before it.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new); also if the rows are not whole units.
+    /// [`new`](Self::new) with rows in whole units, as of [`part_of`]: the units of the layer before it. Errors: as
+    /// [`new`](Self::new); also if the rows are not whole units.
     #[track_caller]
     pub fn in_units(group: &Group<'_>, weight: &[T], bias: &[T], unit: usize) -> Result<Self> {
         let _here = OpSite::here("RowLinear::in_units");
@@ -337,10 +324,7 @@ impl<T: Float + Element> RowLinear<T> {
     }
 
     /// [`forward`](Self::forward) with sequence parallel: of `y` each member gets its [part](part_of) of the rows, by a
-    /// reduce-scatter.
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
+    /// reduce-scatter. Errors: as [`forward`](Self::forward).
     #[track_caller]
     pub fn forward_to_rows(
         &self,
@@ -376,10 +360,7 @@ impl<T: Float + Element> RowLinear<T> {
     }
 
     /// [`backward`](Self::backward) with sequence parallel: `dy` is this member's [part](part_of) of the rows. An
-    /// all-gather comes first.
-    ///
-    /// # Errors
-    /// As [`backward`](Self::backward), and those of [`Group::all_gather_v`].
+    /// all-gather comes first. Errors: as [`backward`](Self::backward), and those of [`Group::all_gather_v`].
     #[track_caller]
     pub fn backward_from_rows(
         &mut self,

@@ -2,11 +2,8 @@
 
 use super::{Indices, fits};
 use crate::ops::vocabulary::{STATS, Vocabulary};
-use gpu_pool::{
-    AsView, AsViewMut, DeviceBuffer, Element, Group, Result,
-    extend::{OpSite, train::DeviceInternals},
-    kernel::Float,
-};
+use crate::runtime::{DeviceInternals, OpSite};
+use gpu_pool::{AsView, AsViewMut, DeviceBuffer, Element, Group, Result, kernel::Float};
 
 /// Softmax and cross-entropy of rows whose columns lie on the group's members: the vocabulary-parallel loss of
 /// Megatron-LM. `logits` is this member's [part](super::part_of) of the columns of each row, as a

@@ -1,12 +1,9 @@
 //! Norms with sequence parallel: each member normalizes its own rows.
 
 use super::{Wide, overlapped, put};
+use crate::runtime::{OpSite, check_eps};
 use crate::{NormSaved, prelude::*};
-use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, Element, Group, ReduceOp, Result,
-    extend::{OpSite, train::check_eps},
-    kernel::Float,
-};
+use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, Element, Group, ReduceOp, Result, kernel::Float};
 
 /// Layer norm or RMS norm of the rows that a member has, with weights that all members have (Korthikanti et al., 2022).
 ///
@@ -54,10 +51,8 @@ impl<T: Float + Element> SequenceNorm<T> {
         Ok(SequenceNorm { gamma, beta: None, gamma_gradient, beta_gradient: None, wide: Default::default(), eps })
     }
 
-    /// The norm of the own rows, in a new buffer.
-    ///
-    /// # Errors
-    /// Those of [`layer_norm`](crate::ops::Norms::layer_norm) and [`rms_norm`](crate::ops::Norms::rms_norm).
+    /// The norm of the own rows, in a new buffer. Errors: those of [`layer_norm`](crate::ops::Norms::layer_norm) and
+    /// [`rms_norm`](crate::ops::Norms::rms_norm).
     #[track_caller]
     pub fn forward(&self, dev: &Device, x: &impl AsView<Elem = T>) -> Result<(DeviceBuffer<T>, NormSaved<T>)> {
         let _here = OpSite::here("SequenceNorm::forward");

@@ -1,10 +1,9 @@
 //! The activation functions with their derivatives, and the host kernels beside `kernels/pointwise.cu`.
 
-use crate::{
-    kernels::POINTWISE,
-    ops::family::{Address, In, Out, kernels, wide},
-};
-use gpu_pool::{extend::train::Real, kernel::Float};
+use crate::kernels::POINTWISE;
+use crate::ops::family::{Address, In, Out, kernels, wide};
+use crate::runtime::Real;
+use gpu_pool::kernel::Float;
 
 const SQRT_HALF: f64 = std::f64::consts::FRAC_1_SQRT_2;
 /// `1 / sqrt(2 pi)`

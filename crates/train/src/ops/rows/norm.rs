@@ -7,18 +7,14 @@ pub use all_reduce::AllReduceNorm;
 
 use self::functions as kernels;
 use super::{column_dims, finish, parts_of, row_dims};
-use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, LaunchDims, Result,
-    extend::train::{Operations, check_eps, rows_of, same_len},
-    kernel::Float,
-};
+use crate::runtime::{Operations, check_eps, rows_of, same_len};
+use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, LaunchDims, Result, kernel::Float};
 
 type Normed<T> = (DeviceBuffer<T>, DeviceBuffer<<T as Float>::Acc>, DeviceBuffer<<T as Float>::Acc>);
 
-/// Norms of rows, and the steps back through them: a buffer is rows, one after the other. All are asynchronous on the
-/// current stream and can be captured. They compute in `f32` (of `f64` in `f64`) and round once.
-///
-/// Bits and errors are as those of [`Softmax`](super::Softmax).
+/// Norms of rows, and the steps back through them: a buffer is rows, one after the other. They compute in `f32` (of
+/// `f64` in `f64`) and round once. Bits are as those of [`Softmax`](super::Softmax). Streams and errors: see
+/// [`ops`](super::super).
 pub trait Norms: Operations {
     /// Layer norm of each row (Ba, Kiros and Hinton, 2016): `y = (x - mean) * rstd * gamma + beta`, with
     /// `rstd = 1 / sqrt(variance + eps)`. A row is as long as `gamma` and `beta`. The variance is the mean of the

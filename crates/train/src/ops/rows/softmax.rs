@@ -1,21 +1,11 @@
 //! Softmax and its logarithm, and cross-entropy with labels, each with its step back.
 
-use super::{
-    super::{
-        embedding::Index,
-        family::{Address, In, NULL, Out, address, each_row, each_row_mut, kernels, wide},
-    },
-    row_dims,
-};
+use super::super::embedding::Index;
+use super::super::family::{Address, In, NULL, Out, address, each_row, each_row_mut, kernels, wide};
+use super::row_dims;
 use crate::kernels::ROWS;
-use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, Error, Result,
-    extend::{
-        ErrorInternals,
-        train::{Operations, Real, pairwise, rows_of, same_len},
-    },
-    kernel::Float,
-};
+use crate::runtime::{ErrorInternals, Operations, Real, pairwise, rows_of, same_len};
+use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, Error, Result, kernel::Float};
 
 /// The greatest element of a row, and the sum of the exponentials of the differences to it.
 fn top_and_sum<T: Float>(row: &[T]) -> (T::Acc, T::Acc) {
@@ -166,16 +156,12 @@ macro_rules! softmax {
 
 type Loss<T> = (DeviceBuffer<<T as Float>::Acc>, DeviceBuffer<T>);
 
-/// Operations on rows: a buffer is rows of `cols` elements, one after the other. All are asynchronous on the
-/// current stream and can be captured, unless they say that they wait. They compute in `f32` (of `f64` in
-/// `f64`) and round once.
+/// Operations on rows: a buffer is rows of `cols` elements, one after the other. They compute in `f32` (of `f64` in
+/// `f64`) and round once. Streams and errors: see [`ops`](super::super).
 ///
 /// The bits of a row depend on its elements and its width alone: not on how many rows there are, or on the
 /// row's place. So a batch can be cut over devices, or be served together with others, without a difference.
 /// A software GPU adds up in another order than a GPU: between these two the last bits may differ.
-///
-/// Errors of all: [`Error::InvalidArgument`] for shapes that do not fit, [`Error::WrongDevice`],
-/// [`Error::Aborted`], [`Error::OutOfMemory`] where a buffer is made, and the driver's.
 pub trait Softmax: Operations {
     softmax! {
         softmax softmax_in_place softmax_backward 0u32 "`exp(x) / sum of exp(x)`" "0.5, 0.5, 1.0, 0.0"

@@ -2,7 +2,8 @@
 
 use super::{ColumnLinear, RowLinear};
 use crate::checkpoint::{Checkpoint, Cut, named};
-use gpu_pool::{Element, Group, Result, extend::OpSite, kernel::Float};
+use crate::runtime::OpSite;
+use gpu_pool::{Element, Group, Result, kernel::Float};
 
 /// Checkpoints of a layer. Which sides of weight and bias are cut, if any.
 macro_rules! checkpoints {
@@ -20,10 +21,8 @@ macro_rules! checkpoints {
             }
 
             /// Puts the whole layer into the checkpoint of rank 0, as `name.weight` and `name.bias`. All members of the
-            /// group call it, each with a checkpoint of its own, and it **waits**.
-            ///
-            /// # Errors
-            /// Those of [`Checkpoint::insert_part`].
+            /// group call it, each with a checkpoint of its own, and it **waits**. Errors: those of
+            /// [`Checkpoint::insert_part`].
             #[track_caller]
             pub fn save(&self, group: &Group<'_>, to: &mut Checkpoint, name: &str) -> Result<()> {
                 let _here = OpSite::here(concat!(stringify!($layer), "::save"));
@@ -33,10 +32,8 @@ macro_rules! checkpoints {
             }
 
             /// Takes this member's part of the entries of [`save`](Self::save), also on another number of devices. All
-            /// members of the group call it with the same checkpoint.
-            ///
-            /// # Errors
-            /// Those of [`Checkpoint::part`] and [`Device::upload_into`](gpu_pool::Device::upload_into).
+            /// members of the group call it with the same checkpoint. Errors: those of [`Checkpoint::part`] and
+            /// [`Device::upload_into`](gpu_pool::Device::upload_into).
             #[track_caller]
             pub fn load(&mut self, group: &Group<'_>, from: &Checkpoint, name: &str) -> Result<()> {
                 let _here = OpSite::here(concat!(stringify!($layer), "::load"));

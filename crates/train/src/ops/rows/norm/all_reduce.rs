@@ -3,14 +3,8 @@
 
 use super::{super::row_dims, kernels};
 use crate::ops::Pointwise;
-use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceView, DeviceViewMut, Element, Group, Result,
-    extend::{
-        OpSite,
-        train::{GroupInternals, NormSaved, Operations, RowNorm, same_len, sum_and_norm},
-    },
-    kernel::Float,
-};
+use crate::runtime::{GroupInternals, NormSaved, OpSite, Operations, RowNorm, same_len, sum_and_norm};
+use gpu_pool::{AsView, AsViewMut, Device, DeviceView, DeviceViewMut, Element, Group, Result, kernel::Float};
 
 /// A collective with the work that follows it. The members are all devices of the scope (of a [`Device`]), or the
 /// devices of the [`Group`].

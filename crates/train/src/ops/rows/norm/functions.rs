@@ -1,16 +1,10 @@
 //! The host kernels of the norms, beside `kernels/rows.cu` and `kernels/columns.cu`. `norm` launches them.
 
-use crate::{
-    kernels::{COLUMNS, ROWS},
-    ops::{
-        family::{In, Out, each_row, each_row_mut, kernels, wide},
-        rows::{host_column_final, sum_parts},
-    },
-};
-use gpu_pool::{
-    extend::train::{Real, pairwise},
-    kernel::Float,
-};
+use crate::kernels::{COLUMNS, ROWS};
+use crate::ops::family::{In, Out, each_row, each_row_mut, kernels, wide};
+use crate::ops::rows::{host_column_final, sum_parts};
+use crate::runtime::{Real, pairwise};
+use gpu_pool::kernel::Float;
 
 fn mean<A: Real>(cols: u32, f: impl Fn(usize) -> A) -> A {
     pairwise(0..cols as usize, &f) / A::of(f64::from(cols))
