@@ -3,11 +3,9 @@
 //!
 //! [`tensor_parallel`]: crate::tensor_parallel
 
-use crate::{
-    Error, Result,
-    device::with_token,
-    memory::{Number, dispatch, part},
-};
+use crate::device::with_token;
+use crate::memory::{Number, dispatch, part};
+use crate::{Error, Result};
 #[cfg(feature = "cuda")]
 use candle_core::DType;
 use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor, backend::BackendStorage as _};
@@ -24,19 +22,14 @@ pub fn all_reduce(x: &Tensor, op: ReduceOp) -> Result<Tensor> {
     run(x, Step::Reduce(op))
 }
 
-/// The tensor of the device with this rank, on each of them. It has no backward pass.
-///
-/// # Errors
-/// As [`all_reduce`].
+/// The tensor of the device with this rank, on each of them. It has no backward pass. Errors: as [`all_reduce`].
 pub fn broadcast(x: &Tensor, root: usize) -> Result<Tensor> {
     run(x, Step::Broadcast(root))
 }
 
 /// All devices' parts of a dimension in a row, on each of them; they need not have one size. Backward, each device gets
-/// its own part of the gradient: it is right if all devices do the same with the result.
-///
-/// # Errors
-/// As [`all_reduce`]; [`Candle`](crate::Error::Candle) if there is no such dimension.
+/// its own part of the gradient: it is right if all devices do the same with the result. Errors: as [`all_reduce`];
+/// [`Candle`](crate::Error::Candle) if there is no such dimension.
 pub fn all_gather(x: &Tensor, dim: usize) -> Result<Tensor> {
     // Parts lie in a row in memory only along the first dimension.
     let first = x.transpose(0, dim)?.contiguous()?;
@@ -45,19 +38,14 @@ pub fn all_gather(x: &Tensor, dim: usize) -> Result<Tensor> {
     Ok(gathered.transpose(0, dim)?.contiguous()?)
 }
 
-/// Forward the sum of all devices' tensors, backward the identity: behind parts of a sum. (Megatron's `g`.)
-///
-/// # Errors
-/// As [`all_reduce`].
+/// Forward the sum of all devices' tensors, backward the identity: behind parts of a sum. (Megatron's `g`.) Errors: as
+/// [`all_reduce`].
 pub fn sum_forward(x: &Tensor) -> Result<Tensor> {
     run_tracked(x, Step::Reduce(ReduceOp::Sum))
 }
 
 /// Forward the identity, backward the sum of all devices' gradients: before layers of which each device has a part.
-/// (Megatron's `f`.)
-///
-/// # Errors
-/// As [`all_reduce`], in the backward pass.
+/// (Megatron's `f`.) Errors: as [`all_reduce`], in the backward pass.
 pub fn sum_backward(x: &Tensor) -> Result<Tensor> {
     // A tensor without a gradient needs no copy.
     if x.track_op() { run_tracked(x, Step::SumGradient) } else { Ok(x.clone()) }
@@ -74,16 +62,10 @@ pub fn sum_backward(x: &Tensor) -> Result<Tensor> {
 /// one that is tracked for a backward pass; else as [`all_reduce`].
 pub fn all_reduce_norm(x: &Tensor, residual: &Tensor, norm: &RmsNorm) -> Result<Tensor> {
     const OP: &str = "all_reduce_norm";
-    if (x.shape(), x.dtype()) != (residual.shape(), residual.dtype()) {
-        let why = format_args!("{:?} of {:?} and a residual of {:?}", x.shape(), x.dtype(), residual.shape());
-        return Err(Error::invalid(OP, why));
-    }
-    if !residual.is_contiguous() || residual.track_op() {
-        return Err(Error::invalid(
-            OP,
-            "the residual changes in place: it must be contiguous, and must not be tracked",
-        ));
-    }
+    let alike = (x.shape(), x.dtype()) == (residual.shape(), residual.dtype());
+    invalid_if!(!alike, OP, "{:?} of {:?} and a residual of {:?}", x.shape(), x.dtype(), residual.shape());
+    let usable = residual.is_contiguous() && !residual.track_op();
+    invalid_if!(!usable, OP, "the residual changes in place: it must be contiguous, and must not be tracked");
     #[cfg(feature = "cuda")]
     if let candle_core::Device::Cuda(device) = x.device() {
         let x = &x.contiguous()?;

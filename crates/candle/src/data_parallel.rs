@@ -3,12 +3,10 @@
 //! A step reads its weights through taps: identities whose backward pass gets the complete gradient of a weight and
 //! gives it to gpu-pool's [`GradientExchange`], which exchanges it beside the rest of the backward pass.
 
-use crate::{
-    Error, Result,
-    collective::broadcast,
-    device::{enter, with_token},
-    memory::{Number, dispatch, located, part, to_tensor},
-};
+use crate::collective::broadcast;
+use crate::device::{enter, with_token};
+use crate::memory::{Number, dispatch, located, part, to_tensor};
+use crate::{Error, Result};
 use candle_core::{
     CpuStorage, CustomOp1, DType, Layout, Shape, Storage, Tensor, Var, backend::BackendStorage as _,
     backprop::GradStore,
@@ -46,11 +44,7 @@ pub struct DataParallel {
     optional: Vec<String>,
 }
 
-impl std::fmt::Debug for DataParallel {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DataParallel").field("weights", &self.names()).finish_non_exhaustive()
-    }
-}
+debug_as!(DataParallel, |self| weights = self.names(), ..);
 
 impl DataParallel {
     /// A replica of all variables of `weights`. All devices of the scope call it, and get the values of the device with
@@ -65,10 +59,7 @@ impl DataParallel {
     }
 
     /// [`new`](Self::new) with other settings: size of buckets, type on the wire, norm. Gradients are averages over
-    /// devices, or with [`ReduceOp::Scaled`](gpu_pool::ReduceOp::Scaled) weighted sums.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
+    /// devices, or with [`ReduceOp::Scaled`](gpu_pool::ReduceOp::Scaled) weighted sums. Errors: as [`new`](Self::new).
     #[track_caller]
     pub fn with(dev: &Device, weights: &VarMap, settings: GradientExchangeBuilder) -> Result<Self> {
         let data = weights.data().lock().unwrap_or_else(PoisonError::into_inner);
@@ -125,10 +116,7 @@ impl DataParallel {
     }
 
     /// This device's weight from the next step on, with [`ReduceOp::Scaled`](gpu_pool::ReduceOp::Scaled): its rows /
-    /// all rows.
-    ///
-    /// # Errors
-    /// Those of [`GradientExchange::set_weight`].
+    /// all rows. Errors: those of [`GradientExchange::set_weight`].
     pub fn set_weight(&mut self, weight: f64) -> Result<()> {
         self.running.get_mut().exchange.set_weight(weight)
     }
@@ -161,9 +149,7 @@ impl DataParallel {
                 lacks.then(|| name.clone())
             };
             let names: Vec<String> = self.taps.vars.iter().enumerate().filter_map(lacks).collect();
-            if !names.is_empty() {
-                return Err(Error::NoGradient { names });
-            }
+            fail_if!(!names.is_empty(), Error::NoGradient { names });
             if let Some((name, _)) = self.taps.vars.iter().find(|(_, var)| gradients.get(var).is_some()) {
                 return Err(Error::Untapped { name: name.clone() });
             }
@@ -174,10 +160,7 @@ impl DataParallel {
         })
     }
 
-    /// A step of a device that has no rows: its gradients count as zero.
-    ///
-    /// # Errors
-    /// Those of [`GradientExchange::finish`].
+    /// A step of a device that has no rows: its gradients count as zero. Errors: those of [`GradientExchange::finish`].
     pub fn step_without_rows(&mut self, dev: &Device) -> Result<GradStore> {
         enter(dev, |_| {
             self.begin()?.exchange.nothing();

@@ -18,17 +18,12 @@ scoped_tls::scoped_thread_local!(static TOKEN: Device);
 /// # Errors
 /// [`Error::Candle`] where candle cannot open the GPU, or was built without the feature `cuda`.
 pub fn candle_device(dev: &Device) -> Result<Candle> {
-    match gpu::candle_device(dev)? {
-        Some(device) => Ok(Candle::Cuda(device)),
-        None => Ok(Candle::Cpu),
-    }
+    Ok(gpu::candle_device(dev)?.map_or(Candle::Cpu, Candle::Cuda))
 }
 
 /// Runs `f` with candle's device. In it the operations of this crate find the token, and on a GPU gpu-pool works on
-/// candle's stream, so that both are in order. The guide's page "With candle" has programs.
-///
-/// # Errors
-/// Those of [`candle_device`] and of `f`.
+/// candle's stream, so that both are in order. The guide's page "With candle" has programs. Errors: those of
+/// [`candle_device`] and of `f`.
 pub fn enter<R>(dev: &Device, f: impl FnOnce(&Candle) -> Result<R>) -> Result<R> {
     match gpu::candle_device(dev)? {
         None => TOKEN.set(dev, || f(&Candle::Cpu)),

@@ -10,7 +10,7 @@
 pub enum Error {
     /// Of gpu-pool.
     #[error(transparent)]
-    Pool(gpu_pool::Error),
+    Pool(#[from] gpu_pool::Error),
     /// Of candle.
     #[error(transparent)]
     Candle(candle_core::Error),
@@ -83,12 +83,6 @@ impl Error {
     pub(crate) fn unknown(op: &'static str, dtype: candle_core::DType) -> Self {
         let wanted = "which gpu-pool does not have (f16, bf16, f32, f64, u8, u32, i32, i64)".into();
         Error::DType { op, what: "the tensor".into(), dtype, wanted }
-    }
-}
-
-impl From<gpu_pool::Error> for Error {
-    fn from(e: gpu_pool::Error) -> Self {
-        Error::Pool(e)
     }
 }
 

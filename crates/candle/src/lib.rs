@@ -25,6 +25,9 @@
 //! # Features
 //! `cuda`: NVIDIA GPUs. candle compiles its kernels with nvcc then.
 
+#[macro_use(debug_as, fail_if, invalid_if)]
+extern crate gpu_pool;
+
 mod book;
 pub mod collective;
 mod data_parallel;

@@ -73,9 +73,8 @@ pub fn to_buffer<T: Number>(dev: &Device, tensor: &Tensor) -> Result<DeviceBuffe
 #[track_caller]
 pub fn to_tensor<V: AsView<Elem: Number>>(dev: &Device, buffer: &V, shape: impl Into<Shape>) -> Result<Tensor> {
     let (view, shape) = (buffer.view(), shape.into());
-    if view.len() != shape.elem_count() {
-        return Err(Error::invalid("to_tensor", format_args!("{} elements for a shape of {shape:?}", view.len())));
-    }
+    let len = view.len();
+    invalid_if!(len != shape.elem_count(), "to_tensor", "{len} elements for a shape of {shape:?}");
     match candle_device(dev)? {
         #[cfg(feature = "cuda")]
         candle_core::Device::Cuda(device) => gpu::on_stream(dev, &device, |dev| {
@@ -102,10 +101,8 @@ pub fn to_tensor<V: AsView<Elem: Number>>(dev: &Device, buffer: &V, shape: impl 
 #[track_caller]
 pub unsafe fn adopt<T: Number>(dev: &Device, tensor: &Tensor) -> Result<DeviceBuffer<T>> {
     let tensor = located::<T>("adopt", dev, tensor)?;
-    if !tensor.is_contiguous() {
-        let why = format!("strides of {:?} for a shape of {:?} are not contiguous", tensor.stride(), tensor.shape());
-        return Err(Error::invalid("adopt", why));
-    }
+    let (strides, shape) = (tensor.stride(), tensor.shape());
+    invalid_if!(!tensor.is_contiguous(), "adopt", "strides of {strides:?} for a shape of {shape:?} are not contiguous");
     let (storage, layout) = tensor.storage_and_layout();
     match &*storage {
         Storage::Cpu(cpu) => {
@@ -128,10 +125,8 @@ pub(crate) fn located<'t, T: Number>(op: &'static str, dev: &Device, tensor: &'t
         return Err(Error::DType { op, what, dtype: tensor.dtype(), wanted });
     }
     let device = candle_device(dev)?;
-    if !device.same_device(tensor.device()) {
-        let why = format!("the tensor is on {:?}, and device {}'s are on {device:?}", tensor.device(), dev.index());
-        return Err(Error::invalid(op, why));
-    }
+    let (here, at) = (device.same_device(tensor.device()), tensor.device());
+    invalid_if!(!here, op, "the tensor is on {at:?}, and device {}'s are on {device:?}", dev.index());
     Ok(tensor)
 }
 

@@ -1,11 +1,9 @@
 //! [`Parts`]: where layers of which each device has a part get their weights. A part is read from a memory-mapped file
 //! without the rest, or initialised for training; all parts together are saved as one file.
 
-use crate::{
-    Error, Result,
-    collective::{all_gather, broadcast},
-    device::with_token,
-};
+use crate::collective::{all_gather, broadcast};
+use crate::device::with_token;
+use crate::{Error, Result};
 use candle_core::{DType, Device as Candle, Shape, Tensor, safetensors::MmapedSafetensors};
 use candle_nn::{
     Init, VarMap,
@@ -74,11 +72,7 @@ enum Source {
     Trained(VarMap),
 }
 
-impl std::fmt::Debug for Parts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Parts").finish_non_exhaustive()
-    }
-}
+debug_as!(Parts, |self| ..);
 
 impl Parts {
     /// Weights of safetensors files, which are mapped into memory: a device reads its own parts only. One mapping

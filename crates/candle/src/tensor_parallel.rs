@@ -1,11 +1,9 @@
 //! Layers of which each device has a part, as candle's modules, with their backward passes. All devices call them in
 //! one order, within [`enter`](crate::enter), and all have the same inputs and losses. The guide has a program.
 
-use crate::{
-    Error, Result,
-    collective::{all_gather, all_reduce, all_reduce_norm, sum_backward, sum_forward},
-    parts::{Part, PartBuilder},
-};
+use crate::collective::{all_gather, all_reduce, all_reduce_norm, sum_backward, sum_forward};
+use crate::parts::{Part, PartBuilder};
+use crate::{Error, Result};
 use candle_core::{D, DType, Module, Tensor};
 use candle_nn::{Init, RmsNorm};
 use gpu_pool::{Device, ReduceOp};
@@ -102,10 +100,7 @@ impl RowParallel {
     }
 
     /// The layer, the addition of its result to `residual` in place, and the norm of that: [`all_reduce_norm`]. For
-    /// inference.
-    ///
-    /// # Errors
-    /// As [`all_reduce_norm`].
+    /// inference. Errors: as [`all_reduce_norm`].
     pub fn forward_norm(&self, x: &Tensor, residual: &Tensor, norm: &RmsNorm) -> Result<Tensor> {
         if let Some(bias) = &self.bias {
             residual.slice_set(&residual.broadcast_add(bias)?, 0, 0)?;
@@ -193,9 +188,7 @@ impl Module for VocabularyEmbedding {
 /// [`Error::Invalid`] if the columns are not those of `own`; those of the collectives and of candle.
 pub fn vocabulary_cross_entropy(logits: &Tensor, own: &Range<usize>, targets: &Tensor) -> Result<Tensor> {
     let (rows, columns) = logits.dims2()?;
-    if columns != own.len() {
-        return Err(Error::invalid("vocabulary_cross_entropy", format_args!("{columns} columns for {own:?}")));
-    }
+    invalid_if!(columns != own.len(), "vocabulary_cross_entropy", "{columns} columns for {own:?}");
     let logits = logits.to_dtype(DType::F32)?;
     let none = Tensor::full(f32::NEG_INFINITY, (rows, 1), logits.device())?;
     let largest = if own.is_empty() { none } else { logits.detach().max_keepdim(D::Minus1)? };
