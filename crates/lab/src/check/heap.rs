@@ -7,7 +7,7 @@ use super::{OpSite, ranges::Ranges};
 use gpu_pool::extend::driver::Address;
 use parking_lot::Mutex;
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, VecDeque, btree_map::Entry},
     ops::Range,
     sync::Arc,
 };
@@ -92,6 +92,8 @@ pub(super) struct Heap {
     chunks: BTreeMap<Address, Chunk>,
     /// By first address. Live blocks do not overlap each other; neither do free blocks.
     blocks: BTreeMap<Address, Buffer>,
+    /// By first address: buffers inside of live blocks. Other code has given back memory of this process, or a part.
+    guests: BTreeMap<Address, usize>,
     freed: BTreeMap<Address, Arc<Owned>>,
     order: VecDeque<Address>,
 }
@@ -112,8 +114,14 @@ impl Heap {
         self.chunks.insert(range.start, Chunk::new(Some(source), whole));
     }
 
-    /// Records that a pool hands out a block. Free blocks that overlap it are forgotten.
+    /// Records that a pool hands out a block. Free blocks that overlap it are forgotten. Inside of a live block it is a
+    /// guest, which ends before that block does.
     pub fn hand_out(&mut self, range: Range<Address>, device: Option<usize>, zeroed: bool) {
+        let around = holding(&self.blocks, range.start, |block| block.owned.range.end);
+        if around.is_some_and(|block| block.owned.freed().is_none() && block.owned.range.end >= range.end) {
+            *self.guests.entry(range.start).or_default() += 1;
+            return;
+        }
         let owned = Owned::new(range.clone(), device);
         self.forget_blocks(&range);
         let first = self.chunk_at(range.start).map(|chunk| chunk.range().start);
@@ -137,6 +145,13 @@ impl Heap {
     }
 
     pub fn take_back(&mut self, address: Address) {
+        if let Entry::Occupied(mut guests) = self.guests.entry(address) {
+            *guests.get_mut() -= 1;
+            if *guests.get() == 0 {
+                guests.remove();
+            }
+            return;
+        }
         if let Some(block) = self.blocks.get(&address) {
             block.owned.end();
         }

@@ -26,6 +26,26 @@ fn a_chunk_is_a_buffer_until_it_is_cut() {
     assert!(matches!(heap.find(&(5..6)), Found::Unknown));
 }
 
+// Tensors of DLPack come back at their own addresses on GPUs.
+#[test]
+fn a_part_of_a_live_block_may_be_handed_out_again() {
+    let mut heap = Heap::default();
+    heap.add(1000..2000, Source::Device(0));
+    heap.hand_out(1000..1100, Some(0), true);
+    for guest in [1000..1100, 1000..1100, 1040..1060] {
+        heap.hand_out(guest, Some(0), true);
+    }
+    let whole = |heap: &Heap| kind(heap.find(&(1000..1100)));
+    for guest in [1040, 1000, 1000] {
+        heap.take_back(guest);
+        assert_eq!(whole(&heap), "live");
+    }
+    heap.take_back(1000);
+    assert_eq!(whole(&heap), "freed");
+    heap.hand_out(1040..1060, Some(0), true);
+    assert_eq!([whole(&heap), kind(heap.find(&(1040..1060)))], ["stray", "live"]);
+}
+
 fn kind(found: Found) -> &'static str {
     match found {
         Found::Live(_) => "live",
