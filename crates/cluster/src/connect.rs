@@ -12,7 +12,7 @@ use crate::runtime::{BuilderInternals, Connect, DriverRef, Processes};
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 use crate::traits::DeviceTransport;
 use crate::{collective::Hierarchical, link::Linked, traits::Transport};
-use gpu_pool::{Builder, Error, Result, event};
+use gpu_pool::{Builder, Result, event};
 use std::{any::Any, sync::Arc};
 
 /// Values that live as long as the cluster, and end with it.
@@ -50,6 +50,11 @@ pub trait ClusterBuilder {
     ///   is taken; a library that is missing, too old, or cannot carry these devices, here or in another process.
     /// * [`Error::HostTimeout`]: processes that have not come in the time of [`Cluster::connect_timeout`].
     /// * [`Error::HostLost`]: a process has ended meanwhile. [`Error::Transport`]: the library's own error.
+    ///
+    /// [`Error::Cluster`]: gpu_pool::Error::Cluster
+    /// [`Error::HostTimeout`]: gpu_pool::Error::HostTimeout
+    /// [`Error::HostLost`]: gpu_pool::Error::HostLost
+    /// [`Error::Transport`]: gpu_pool::Error::Transport
     #[must_use]
     fn cluster(self, cluster: Cluster) -> Self;
 }
@@ -317,14 +322,14 @@ fn failed_by(host: usize) -> String {
 
 /// Why calls of a transport between devices will not end: the end of the cluster, or of the transport elsewhere.
 #[cfg(any(feature = "mpi", feature = "nccl"))]
-fn lost(control: &Control) -> impl Fn() -> Option<Error> + Send + Sync + 'static {
+fn lost(control: &Control) -> impl Fn() -> Option<gpu_pool::Error> + Send + Sync + 'static {
     let (control, own, size) = (control.clone(), control.host, control.size());
     let others = move || (0..size).filter(move |&host| host != own);
     others().for_each(|host| control.local.ask(&failed_by(host)));
     move || {
         let elsewhere = |host: usize| {
             let why = String::from_utf8_lossy(&control.local.known(&failed_by(host))?).into_owned();
-            Some(Error::AbortedByHost { host, device: None, cause: why })
+            Some(gpu_pool::Error::AbortedByHost { host, device: None, cause: why })
         };
         control.check().err().or_else(|| others().find_map(elsewhere))
     }

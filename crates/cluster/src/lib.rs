@@ -26,7 +26,7 @@
 #[macro_use(debug_as, fail_if, invalid_if)]
 extern crate gpu_pool;
 
-/// An [`Error::Cluster`] of an operation, with a formatted reason.
+/// An `Error::Cluster` of an operation, with a formatted reason.
 macro_rules! cluster_error {
     ($op:expr, $($why:tt)+) => { gpu_pool::Error::Cluster { op: $op, why: format!($($why)+) } };
 }
