@@ -32,7 +32,7 @@ use std::{panic::Location, sync::Arc, time::Duration};
 ///
 /// The crate's page begins with an example.
 ///
-/// All devices call one closure at the same time, so it cannot change what it captures:
+/// All devices call one closure at the same time, so it cannot change its captured variables:
 ///
 /// ```compile_fail,E0594
 /// let mut n = 0;

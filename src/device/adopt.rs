@@ -23,8 +23,8 @@ impl Device {
     /// The guide has an example on its page "Memory of other libraries".
     ///
     /// # Streams
-    /// What other code has submitted before must be over, or be ordered before: wait for it, or use the buffer first on
-    /// the [adopted stream](Self::adopt_stream) of that code. The same holds the other way round: other code may touch
+    /// Earlier work of other code must be over, or be ordered before: wait for it, or use the buffer first on the
+    /// [adopted stream](Self::adopt_stream) of that code. The same holds the other way round: other code may touch
     /// the memory after [`synchronize`](Self::synchronize), or on the stream of the buffer's last use.
     ///
     /// # Peers
