@@ -181,14 +181,14 @@ def digest(chunks):
 
 
 def inputs_digest(source):
-    """Of all that decides what a family compiles to. (Every header counts, used or not.)"""
+    """Of everything that a family is compiled from. (Every header counts, used or not.)"""
     settings = repr((PACKAGES, PTX_ARCH, CUBIN_ARCHES, EARLY_ARCH, PLAIN, OPTIONS))
     files = [*sorted(KERNELS.glob("*.cuh")), KERNELS / "waits.py", source]
     return digest([settings.encode(), *(part for file in files for part in (file.name.encode(), file.read_bytes()))])
 
 
 def outputs_of(source, files):
-    """Those of a family among path -> bytes."""
+    """The outputs of a family, of these files: path -> bytes."""
     return {path: data for path, data in files.items()
             if path.parent == source.parent / "ptx" and path.name.split(".")[0] == source.stem}
 
@@ -201,7 +201,7 @@ def line(source, files):
 
 
 def an_eighth(families):
-    """Some families: which ones depends on the commit, and all eighths have large ones and small ones."""
+    """An eighth of the families, chosen by the commit. Each eighth has large families and small ones."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     by_size = sorted(families, key=lambda name: (-families[name].stat().st_size, name))
     return by_size[int(commit, 16) % 8::8]

@@ -1,5 +1,5 @@
-//! What pools and queues of jobs count, as gauges and counters of the facade [`metrics`]: its exporters (Prometheus,
-//! StatsD, ..) pass them on.
+//! The numbers of pools and queues of jobs, as gauges and counters of the facade [`metrics`]: its exporters
+//! (Prometheus, StatsD, ..) pass them on.
 //!
 //! Programs call the two methods as often as they want new values, from any thread. Nothing here is called by the
 //! library, so a program that does not call them pays nothing. The file may use pools and jobs.

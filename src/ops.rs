@@ -196,7 +196,7 @@ impl Device {
     }
 }
 
-/// Elements of a pack: what a thread loads at once.
+/// Elements of a pack, which a thread loads at once.
 pub fn lanes<T>() -> usize {
     16 / size_of::<T>()
 }

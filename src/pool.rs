@@ -1,4 +1,4 @@
-//! The pool: what a program holds. `builder/` makes pools. Invariant: after `close` or a drop, no device thread of the
+//! The pool, which a program holds. `builder/` makes pools. Invariant: after `close` or a drop, no device thread of the
 //! pool runs (except after a fork, where there are none).
 
 pub(crate) mod collectives;

@@ -1,4 +1,4 @@
-//! The timeline of a pool: what its host threads and its devices' streams did, and when. As a Chrome trace.
+//! The timeline of a pool: the work of its host threads and of its devices' streams, with times. As a Chrome trace.
 //!
 //! ```text
 //! host thread   begins and ends a slice (scope, job, operation, wait)       -> the lane of its device
@@ -49,7 +49,7 @@ fn wall_offset() -> i128 {
     ZERO.1.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as i128)
 }
 
-/// What a slice is.
+/// The kind of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Category {
     Scope,
@@ -152,7 +152,7 @@ struct Work {
     number: u64,
     /// When the host submitted it.
     submitted: u64,
-    /// What the stream waited for before it, and since when.
+    /// The work that the stream waited for before it, and the begin of that wait.
     waited: SmallVec<[Mark; 2]>,
     waits_since: u64,
     begin: Option<RawEvent>,

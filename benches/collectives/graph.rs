@@ -8,11 +8,11 @@ use gpu_pool::{GpuPool, Result};
 use half::bf16;
 
 use crate::{
-    Machine,
+    LazyTorch, Machine,
     nccl::Club,
     ops::{Number, Op},
     stage::{Player, Stage, Who, check, slowest},
-    support::{Bench, MICROSECONDS, Side, child::Torch},
+    support::{Bench, MICROSECONDS, Side},
 };
 
 /// All-reduces in a graph.
@@ -28,24 +28,12 @@ const SIZES: [usize; 11] =
 const SYMMETRIC: [(&str, &str, usize); 2] =
     [("one_shot_graph", "torch, one shot, graph", 4 << 20), ("two_shot_graph", "torch, two shots, graph", 256 << 20)];
 
-pub fn run(
-    bench: &mut Bench,
-    machine: &Machine,
-    pool: &GpuPool,
-    world: usize,
-    torch: &LazyCell<Option<Torch>, impl FnOnce() -> Option<Torch>>,
-) {
+pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world: usize, torch: &LazyTorch<'_>) {
     sweep::<f32>(bench, machine, pool, world, torch);
     sweep::<bf16>(bench, machine, pool, world, torch);
 }
 
-fn sweep<T: Number>(
-    bench: &mut Bench,
-    machine: &Machine,
-    pool: &GpuPool,
-    world: usize,
-    torch: &LazyCell<Option<Torch>, impl FnOnce() -> Option<Torch>>,
-) {
+fn sweep<T: Number>(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world: usize, torch: &LazyTorch<'_>) {
     let case = |bytes: usize| format!("{}/graph/all_reduce/{}/{world}/{bytes}", machine.kind, T::NAME);
     let wanted = |&bytes: &usize| bytes <= machine.most && bench.wants(&case(bytes));
     let sizes: Vec<usize> = SIZES.into_iter().filter(wanted).collect();

@@ -72,6 +72,9 @@ use nccl::Nccl;
 use ops::Op;
 use support::{Bench, child::Torch, gpus};
 
+/// PyTorch's side, started when a case first needs it.
+pub type LazyTorch<'a> = LazyCell<Option<Torch>, Box<dyn FnOnce() -> Option<Torch> + 'a>>;
+
 /// The devices and peers of this run.
 pub struct Machine {
     /// `gpu` or `software`: the first part of every case's name.
@@ -133,7 +136,7 @@ fn main() {
     for &world in &counts {
         curves.extend(sweep::run::<f32>(&mut bench, &machine, &pool, world, &Op::ALL));
         curves.extend(sweep::run::<bf16>(&mut bench, &machine, &pool, world, &[Op::AllReduce]));
-        let torch = LazyCell::new(|| machine.torch(world));
+        let torch: LazyTorch<'_> = LazyCell::new(Box::new(|| machine.torch(world)));
         graph::run(&mut bench, &machine, &pool, world, &torch);
         norm::run(&mut bench, &machine, &pool, world, &torch);
         sharded::run(&mut bench, &machine, &pool, world, &torch);

@@ -17,11 +17,11 @@ use gpu_pool_train::{RowNorm, prelude::*};
 use half::bf16;
 
 use crate::{
-    Machine, graph,
+    LazyTorch, Machine, graph,
     nccl::Club,
     ops::{Number, Op},
     stage::{self, Line, Player, Stage, fill, slowest},
-    support::{Bench, MICROSECONDS, Side, child::Torch, gpus},
+    support::{Bench, MICROSECONDS, Side, gpus},
     sweep::WARM_UP,
 };
 
@@ -45,13 +45,7 @@ enum Who {
     Behind,
 }
 
-pub fn run(
-    bench: &mut Bench,
-    machine: &Machine,
-    pool: &GpuPool,
-    world: usize,
-    torch: &LazyCell<Option<Torch>, impl FnOnce() -> Option<Torch>>,
-) {
+pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world: usize, torch: &LazyTorch<'_>) {
     sweep::<bf16>(bench, machine, pool, world, torch);
     sweep::<f32>(bench, machine, pool, world, torch);
     for (name, algorithm) in [("direct", Algorithm::Direct), ("inbox", Algorithm::Inbox)] {
@@ -79,7 +73,7 @@ fn sweep<T: Number + Float<Acc = f32>>(
     machine: &Machine,
     pool: &GpuPool,
     world: usize,
-    torch: &LazyCell<Option<Torch>, impl FnOnce() -> Option<Torch>>,
+    torch: &LazyTorch<'_>,
 ) {
     let case = |graph: bool, hidden: usize, rows: usize| {
         let form = if graph { "graph/" } else { "" };

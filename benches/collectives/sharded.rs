@@ -16,7 +16,7 @@ use gpu_pool_train::{Optimizer, ShardedOptimizer, prelude::*};
 use half::bf16;
 
 use crate::{
-    Machine, graph,
+    LazyTorch, Machine, graph,
     nccl::Club,
     ops::Op,
     stage::{Line, Stage, Who, slowest},
@@ -37,13 +37,7 @@ struct Trainer {
     graph: Graph,
 }
 
-pub fn run(
-    bench: &mut Bench,
-    machine: &Machine,
-    pool: &GpuPool,
-    world: usize,
-    torch: &LazyCell<Option<Torch>, impl FnOnce() -> Option<Torch>>,
-) {
+pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world: usize, torch: &LazyTorch<'_>) {
     let kinds = [(false, "zero"), (true, "zero_clip")];
     let sizes = || SIZES.into_iter().filter(|params| params * size_of::<bf16>() <= machine.most);
     let case = |graph: bool, name: &str, params: usize| {

@@ -1,4 +1,4 @@
-//! The door to other processes, for groups: what a [`Group`] calls when its members are in several processes.
+//! The door to other processes, for groups: a [`Group`] calls it when its members are in several processes.
 //!
 //! `gpu-pool-cluster` implements [`AcrossProcesses`]; a group of one process never calls it.
 

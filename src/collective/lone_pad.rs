@@ -65,7 +65,7 @@ pub struct LonePad {
     patience: Mutex<Duration>,
 }
 
-/// What the kernels need while they run.
+/// The kernels need it while they run.
 struct Memory {
     driver: DriverRef,
     /// By the number of the process: where its pad is mapped; 0: nowhere.
@@ -119,7 +119,7 @@ pub struct Trip<'a> {
     pub members: &'a [usize],
     /// The own rank.
     pub me: usize,
-    /// What is added up how.
+    /// The element type and the operation of a sum.
     pub of: (DType, ReduceOp),
     /// The members' factors, by rank, of `Scaled`; else none.
     pub factors: &'a [f64],
@@ -189,7 +189,7 @@ impl LonePad {
     }
 
     /// Sums of all processes, which all begin at about the same time: whether each GPU's memory is written by all.
-    /// Errors: what is wrong.
+    /// Errors: the reason, as text.
     pub fn probe(&self, limit: Duration) -> SetUp<()> {
         let (driver, count, bytes) = (&self.memory.driver, self.memory.pads.len(), PROBED * 4);
         let (members, of) = ((0..count).collect::<SmallVec<[usize; MOST]>>(), (DType::F32, ReduceOp::Sum));

@@ -1,4 +1,4 @@
-//! The narrow waist: what the rest of the crate needs of a device, at the level of the CUDA driver API.
+//! The narrow waist: all calls of a device that the rest of the crate needs, at the level of the CUDA driver API.
 //!
 //! One [`Driver`] object stands for one device. Two implementations: [`cuda`] maps each call to the CUDA driver,
 //! [`host`] is a software GPU. Everything above is written once and runs on both; `tests/driver_conformance/` holds

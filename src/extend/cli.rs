@@ -1,3 +1,3 @@
-//! The interface for `gpu-pool-cli`: what `doctor` tells of the environment.
+//! The interface for `gpu-pool-cli`: the environment's variables, for `doctor`.
 
 pub use crate::{builder::environment::unknown as unknown_variables, variables::os as variable};

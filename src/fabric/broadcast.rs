@@ -1,4 +1,4 @@
-//! Broadcasts: what a member tells all members of its gang at once, in one cache line that all of them read.
+//! Broadcasts: a message of a member to all members of its gang at once, in one cache line that all of them read.
 //!
 //! [`mailbox`](super::mailbox) uses this instead of its rings where it can: with eight threads a meeting by rings
 //! fetched more than forty lines each, and took 3 to 5 us. With a [`BroadcastSlot`](crate::sync::BroadcastSlot) a

@@ -1,4 +1,4 @@
-//! A call of a collective: what the meeting compares, and what reports show.
+//! A call of a collective, as the meeting compares it and reports show it.
 //!
 //! Invariant: [`Origin`]s of different kinds are different numbers, so members that disagree on the kind find out.
 #![allow(missing_docs, reason = "only the crates above see it, through `extend`")]

@@ -1,4 +1,4 @@
-//! Collectives as packets: what each member sends to each other one, for collectives whose parts are all of one size.
+//! Collectives as packets from each member to each other one, for collectives whose parts are all of one size.
 //!
 //! For small messages this is the fastest way: every member sends at once what the others need, with the flags in the
 //! data, and waits only for what it receives (`kernels/push.cu`). Larger ones go with one flag per block

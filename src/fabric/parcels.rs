@@ -1,6 +1,6 @@
-//! Parcels: what one device hands to one other, by `send` and `recv` or by `give` and `take`. Every device has one box,
-//! an MPSC [`Inbox`]. Invariant: the parcels of one sender to one receiver under one label are taken in the order in
-//! which they were sent.
+//! Parcels: messages of one device to one other, by `send` and `recv` or by `give` and `take`. Every device has one
+//! box, an MPSC [`Inbox`]. Invariant: a receiver takes the parcels of one sender under one label in the order in which
+//! they were sent.
 #![allow(missing_docs, reason = "only the crates above see it, through `extend`")]
 
 use super::call::Call;

@@ -17,7 +17,7 @@ use crate::sync::{CountLatch, EventCount, Turnstile, shim::Arc};
 use crossbeam::utils::CachePadded;
 use std::{mem, time::Duration};
 
-/// The closure that a device thread runs. Arguments: what the thread owns, and its rank in the gang.
+/// The closure that a device thread runs. Arguments: the thread's context, and its rank in the gang.
 pub type Body<'a, C> = dyn Fn(&C, usize) + Sync + 'a;
 
 /// A scope's entry in the queues of its members.

@@ -58,7 +58,7 @@ pub struct DeviceHandle {
     cudarc: OnceCell<Arc<cudarc::driver::CudaStream>>,
 }
 
-/// What one host thread passes to another together with a value. Boxed, since usually there is neither.
+/// The knowledge that one host thread passes to another together with a value. Boxed, since usually there is neither.
 pub struct Handover {
     known: Option<Box<Token>>,
     time: Option<Duration>,
@@ -168,7 +168,7 @@ impl DeviceHandle {
         self.watch.as_ref().map_or(&self.driver, |watch| &watch.unwatched)
     }
 
-    /// What the calling thread knows, to pass to another thread. None without a checker.
+    /// The knowledge of the calling thread, to pass to another thread. None without a checker.
     pub(crate) fn release(&self) -> Option<Box<Token>> {
         self.watch.as_ref().map(|watch| Box::new(watch.checker.release()))
     }

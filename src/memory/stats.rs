@@ -1,4 +1,5 @@
-//! The counters of a memory pool: what users see, and the words in which the owner publishes them to other threads.
+//! The counters of a memory pool: those that users see, and the words in which the owner publishes them to other
+//! threads.
 
 use super::insight::units::Bytes;
 use std::fmt;

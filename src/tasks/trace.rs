@@ -1,4 +1,4 @@
-//! [`TaskTrace`]: which tasks there were, what they depended on, and when they ran. As a Chrome trace.
+//! [`TaskTrace`]: the tasks, their dependencies and their times. As a Chrome trace.
 //!
 //! Users make one and give it to [`Tasks::trace`](super::Tasks::trace). A task of a device has the times of its work on
 //! the device, by timing events on its stream; a task of the CPU has the host's. To place them on one axis, each device

@@ -1,5 +1,5 @@
-//! [`Value`]: what tasks make, read and write; and the arguments of a task. The engine decides when a task may touch a
-//! value ([`super::graph`]), so a lock of a content never waits.
+//! [`Value`]: the data that tasks make, read and write; and the arguments of a task. The engine decides when a task may
+//! touch a value ([`super::graph`]), so a lock of a content never waits.
 
 use super::graph::{Access, VarId};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};

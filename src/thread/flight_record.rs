@@ -1,4 +1,4 @@
-//! Flight records: what the devices of a pool did last, as a text for people and as JSON.
+//! Flight records: the last calls of the devices of a pool, as a text for people and as JSON.
 //!
 //! A program asks for one ([`GpuPool::flight_record`](crate::GpuPool::flight_record)). A gang that fails by a deadline,
 //! a deadlock or a panic writes one, and so does a scope that waits for closures without progress ([`Recorder`]).
@@ -71,7 +71,7 @@ impl DeviceLog {
         }
     }
 
-    /// What the device's thread is in.
+    /// The present call of the device's thread.
     fn open(&self) -> Option<&Record> {
         self.records.iter().rev().find(|record| record.end == End::NotYet)
     }

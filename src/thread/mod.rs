@@ -1,5 +1,5 @@
-//! The device thread: what it owns ([`worker`]), and how it waits for a peer ([`wait`]).
-//! What all threads of a pool did last is a [`flight_record`].
+//! The device thread: its state ([`worker`]), and its waits for a peer ([`wait`]).
+//! The last calls of all threads of a pool are a [`flight_record`].
 //!
 //! Above it stands the token, by which a program gives it work. Below it stand the gang, by which work reaches it, and
 //! the state of collectives and of memory, which it owns.

@@ -1,4 +1,4 @@
-//! The device thread: its loop, what it owns ([`Worker`]), and what all threads of a pool share ([`Shared`]).
+//! The device thread: its loop, its state ([`Worker`]), and the state of all threads of a pool ([`Shared`]).
 //!
 //! The builder starts device threads ([`start`]); scopes and pools give them entries; the token borrows the worker.
 //! This file may use memory, the driver, the gang, and the state of collectives (`fabric`).

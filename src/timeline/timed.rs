@@ -27,7 +27,7 @@ const EVENTS: usize = 4096;
 /// Events that are made when a session begins: to make one takes longer than to record it.
 const AT_FIRST: usize = 128;
 
-/// What a lane knows of its device's streams.
+/// The knowledge of a lane about its device's streams.
 #[derive(Default)]
 pub(super) struct Timing {
     spares: Vec<RawEvent>,
@@ -58,7 +58,7 @@ pub(crate) struct Timed {
     pub(super) lane: Arc<Lane>,
 }
 
-/// What is noted before a call.
+/// The note that is made before a call.
 struct Before {
     submitted: u64,
     begin: Option<RawEvent>,

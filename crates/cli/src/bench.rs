@@ -67,7 +67,7 @@ struct Timed {
     us: f64,
     /// GB/s: bytes by time.
     algbw: f64,
-    /// GB/s: what each link carries at least.
+    /// GB/s: the least traffic of each link.
     busbw: f64,
     /// Elements, of all members. None if nothing was checked.
     wrong: Option<usize>,

@@ -11,7 +11,7 @@ use std::{fs, path::PathBuf, process::ExitCode};
 use summary::Summary;
 
 /// Sums up a timeline: how busy each GPU was, how much communication nothing hid, the longest waits and their causes.
-/// Or flight records: which device is missing, what the others wait for, and the last calls of each.
+/// Or flight records: the missing device, the waits of the others, and the last calls of each.
 ///
 /// A timeline is a Chrome trace, as `GPU_POOL_TRACE` and `TaskTrace::to_chrome_trace` write it. The file of a program
 /// that was killed is readable, too. A flight record is a `.json` that a hang has left in `GPU_POOL_FLIGHT_RECORD`.

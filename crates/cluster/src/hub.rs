@@ -1,4 +1,4 @@
-//! The hub: what all processes agree on, as one state machine without input and output.
+//! The hub: the decisions of all processes together, as one state machine without input and output.
 //!
 //! The server of the first process drives it (`server.rs`), and so does the explicit-state search of
 //! `hub_search.rs`. It is told what happens, with the time, and answers with what to send to whom. To each process
@@ -148,7 +148,7 @@ impl Hub {
         hub
     }
 
-    /// What a process tells all hubs, or why it is nonsense.
+    /// The message of a process to all hubs, or the reason why it makes no sense.
     pub(crate) fn record(&mut self, host: usize, record: Result<Record, String>) -> Out {
         match record {
             Ok(Record::Frame(frame)) => return self.frame(host, frame),

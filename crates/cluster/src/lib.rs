@@ -95,7 +95,7 @@ pub use transport::libraries;
 #[doc(hidden)]
 pub use transport::nccl::peer;
 
-/// What the runtime lends this crate besides its public interface.
+/// The runtime's items for this crate besides its public interface.
 mod runtime {
     pub(crate) use gpu_pool::extend::cluster::{collective::*, driver::*, memory::*, processes::*, *};
 }

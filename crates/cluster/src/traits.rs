@@ -89,7 +89,7 @@ pub struct Arrival<'a> {
     /// The number of the group's collective: 1, 2, ..
     pub number: u64,
     pub place: Place,
-    /// Operation, type, length: what all hosts must have alike.
+    /// Operation, type, length: they must be equal on all hosts.
     pub call: &'a str,
     pub site: Site,
     /// Whether this member speaks for its host's members: the first one of them.
@@ -303,7 +303,7 @@ pub trait DeviceTransport: Send + Sync {
 /// Hears of a failure. It must not wait.
 pub type Tell = dyn Fn(Error) + Send + Sync;
 
-/// The first failure of a transport, and who hears of it.
+/// The first failure of a transport, and the listeners that are told of it.
 #[derive(Default)]
 pub struct Failure(Mutex<(Option<Error>, Vec<Weak<Tell>>)>);
 

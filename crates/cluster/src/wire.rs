@@ -64,7 +64,7 @@ pub(crate) enum ToHub {
     Bye,
 }
 
-/// What a process of one machine tells all of them (`near.rs`). Ticks and the end are rank 0's.
+/// A message of a process of one machine to all of them (`near.rs`). Ticks and the end are rank 0's.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Record {
     Frame(ToHub),

@@ -1,6 +1,6 @@
 //! [`Checkpoint`]: named tensors and texts in one file, in the format of the `safetensors` crate.
 //!
-//! Users make one of any model's downloads. Invariant: what `save` accepts, `load` reads.
+//! Users make one of any model's downloads. Invariant: `load` reads everything that `save` accepts.
 
 mod file;
 mod parts;

@@ -37,7 +37,7 @@ pub use tensor::{
 
 pub use update::Parameter;
 
-/// What the runtime lends this crate besides its public interface.
+/// The runtime's items for this crate besides its public interface.
 mod runtime {
     pub(crate) use gpu_pool::extend::{ErrorInternals, OpSite, train::*};
 }

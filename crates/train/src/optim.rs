@@ -49,7 +49,7 @@ enum Kind {
 /// Steps that are counted: so many are exact in the `f64` of schedules.
 const MOST_STEPS: u64 = 1 << 53;
 
-/// What an optimizer keeps for each element: moments, and the parameter in `f32` if its type is narrower.
+/// The memory of an optimizer for each element: moments, and the parameter in `f32` if its type is narrower.
 pub(super) const KINDS: [&str; 3] = ["first", "second", "master"];
 
 impl Optimizer {

@@ -146,7 +146,7 @@ struct Block {
     Fiber* current = nullptr;
     bool all = true; // the last vote
     unsigned ended = 0;
-    // What `thread_local` variables have while another block runs; empty before the first time.
+    // The values of its `thread_local` variables while another block runs; empty before its first turn.
     std::vector<char> own;
 
     Block(int device, unsigned index, unsigned threads)

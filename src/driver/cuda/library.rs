@@ -12,7 +12,7 @@ use crate::error::Error;
 /// CUDA 12.2, which came with driver 535.
 const OLDEST_DRIVER: c_int = 12020;
 
-/// What [`ready`] calls before it knows the driver's version.
+/// [`ready`] calls these before it knows the driver's version.
 const ENTRY: &[&str] = &["cuInit", "cuDriverGetVersion"];
 
 /// All other symbols that `driver::cuda` calls through cudarc.

@@ -32,7 +32,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What a worker performs on one stream before it takes another ready stream.
+/// The operations that a worker performs on one stream before it takes another ready stream.
 const BATCH: usize = 16;
 const TURN: Duration = Duration::from_micros(200);
 /// How often a thread looks, with a yield after each look, before it sleeps.

@@ -1,4 +1,4 @@
-//! Operations: what a stream's queue holds.
+//! Operations: the content of a stream's queue.
 
 use super::{event::Record, slab::Key, timing::Time};
 #[cfg(feature = "blas")]

@@ -1,4 +1,4 @@
-//! The times of software GPUs: what a machine in virtual time is, and what its clock answers.
+//! The times of software GPUs: machines in virtual time, and their clocks.
 //!
 //! `gpu-pool-lab` has machines and clocks. `step` keeps the times of streams, the clock those of shared resources and
 //! threads.

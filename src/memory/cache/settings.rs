@@ -1,4 +1,4 @@
-//! Memory settings of a pool: what the builder collects, and each cache of the pool keeps.
+//! Memory settings of a pool: the builder collects them, and each cache of the pool keeps them.
 
 use crate::{
     contain::Contained,

@@ -1,4 +1,4 @@
-//! The ledger: what the owner of a cache records about blocks and events.
+//! The ledger: the records of a cache's owner about blocks and events.
 //!
 //! The cache calls it while recording is on. Live blocks are kept exactly; events are kept in a ring, so that a long
 //! run costs bounded memory (as PyTorch's `_record_memory_history(max_entries)` does).

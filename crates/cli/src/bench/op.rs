@@ -1,4 +1,4 @@
-//! The operations: lengths of their buffers, what they must give, and their calls.
+//! The operations: lengths of their buffers, expected results, and their calls.
 
 use super::number::{Number, PERIOD, Reduction};
 use gpu_pool::{Device, DeviceBuffer, Result};
@@ -46,7 +46,7 @@ impl Op {
         }
     }
 
-    /// What each link must carry at least, as a multiple of the bytes: nccl-tests' `PERFORMANCE.md`.
+    /// The least traffic of each link, as a multiple of the bytes: nccl-tests' `PERFORMANCE.md`.
     pub fn bus_factor(self, members: usize) -> f64 {
         let others = (members - 1) as f64 / members as f64;
         match self {

@@ -1,4 +1,4 @@
-//! What `doctor` says of each GPU, from what NVML and the pool know of it.
+//! The lines of `doctor` about each GPU, from the facts of NVML and of the pool.
 
 use super::report::Line;
 use gpu_pool::DeviceInfo;

@@ -1,4 +1,4 @@
-//! What `doctor` finds out without a GPU: limits of the system, PCIe, NUMA nodes, libraries, variables.
+//! The lines of `doctor` that need no GPU: limits of the system, PCIe, NUMA nodes, libraries, variables.
 
 use super::{report::Line, system::System};
 

@@ -21,7 +21,7 @@ pub struct Line {
     pub level: Level,
     pub topic: &'static str,
     pub text: String,
-    /// What to do. Lines that are not ok have it.
+    /// The remedy. Lines that are not ok have it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub to_do: Option<String>,
 }

@@ -63,7 +63,7 @@ pub struct Summary {
     pub calls: Vec<Call>,
 }
 
-/// What a device's thread is in.
+/// The present call of a device's thread.
 #[derive(Debug, Serialize)]
 pub struct Now {
     pub device: String,
@@ -169,8 +169,8 @@ pub fn summary(mut records: Vec<Record>, most: usize) -> Summary {
             let device = format!("{one_of}device {}", log.device);
             all.devices.push(log.now(device.clone(), record.missing.contains(&log.device)));
             all.open.extend(log.open(&device));
-            let calls: Vec<_> = log.records.iter().filter(|entry| entry.kind != "end").collect();
-            all.calls.extend(calls[calls.len().saturating_sub(most)..].iter().map(|entry| Call {
+            let calls = &log.records[log.records.len().saturating_sub(most)..];
+            all.calls.extend(calls.iter().map(|entry| Call {
                 ago_ms: (log.now_us - entry.begin_us) / 1e3 + before(record),
                 device: device.clone(),
                 call: entry.text(),

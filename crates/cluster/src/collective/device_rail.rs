@@ -77,7 +77,7 @@ pub(super) struct DeviceRail<'t, 'g, 'd> {
     carried: vec::IntoIter<DevicePiece>,
 }
 
-/// What a rail leaves for the step behind it.
+/// The output of a rail, for the step behind it.
 pub(super) struct DevicePiece {
     left: Area,
     /// Behind the piece, if that runs beside other work.

@@ -68,7 +68,7 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         }
     }
 
-    /// The loss of another process, if there is one: what ends the wait for messages.
+    /// The loss of another process, if there is one: it ends the wait for messages.
     pub fn lost(&self) -> Option<Error> {
         self.link.world.check().err()
     }
@@ -273,7 +273,7 @@ pub(super) fn copy_within(
     handle.check(hier.call.op, unsafe { handle.driver.copy_within(to, from, bytes, stream.raw) })
 }
 
-/// What a note has: bytes, or how many of them come by another way.
+/// The content of a note: bytes, or the number of bytes that come by another way.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Noted<'a> {
     Here(&'a [u8]),

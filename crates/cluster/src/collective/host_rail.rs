@@ -29,7 +29,7 @@ type Room = BTreeMap<usize, PinnedBuffer<u8>>;
 
 pub(super) struct HostPiece {
     share: Share,
-    /// What this member brings: the slice, or if nothing is summed the own ranges, one behind the other.
+    /// The input of this member: the slice, or if nothing is summed the own ranges, one behind the other.
     staged: Arc<PinnedBuffer<u8>>,
     parts: Room,
     /// The own ranges, one behind the other: the sum, or what is staged.

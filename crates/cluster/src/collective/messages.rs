@@ -1,4 +1,4 @@
-//! Messages from a member of one process to one of another: what `send` and `recv`, `give` and `take` become there.
+//! Messages from a member of one process to one of another, for `send` and `recv`, `give` and `take`.
 //!
 //! A message is a header, which is bytes of the host, and parts, which are memory of the sender's device. The sender
 //! starts to stage the parts and goes on: a thread of its own meets the receiver and sends. So no order of sends can

@@ -1,4 +1,4 @@
-//! What the members do in a collective of several processes, for both kinds of rails:
+//! The steps of the members in a collective of several processes, for both kinds of rails:
 //!
 //! ```text
 //!                  inside, before    rail: each process                                    inside, after

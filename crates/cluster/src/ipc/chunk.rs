@@ -1,4 +1,4 @@
-//! [`Chunk`]: what the exporter keeps of memory that other processes may have. It is attached to the memory's region.
+//! [`Chunk`]: the exporter's record of memory that other processes may have. It is attached to the memory's region.
 
 use super::server;
 use super::wire::{Key, Reply};

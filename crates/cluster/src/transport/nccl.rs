@@ -307,7 +307,7 @@ fn hosts_of(devices: &[usize], rail: usize) -> Vec<usize> {
 }
 
 impl Alarm for Rails {
-    /// What is committed is carried out by all hosts, also by those whose scope has failed.
+    /// Committed work is carried out by all hosts, also by those whose scope has failed.
     fn raise(&self, _: &[usize], _: u64) {}
 
     fn given_up(&self, members: &[usize], place: u64) -> Option<(usize, usize)> {

@@ -30,7 +30,7 @@ pub(super) mod code {
     pub(crate) const IN_PROGRESS: c_int = 7;
 }
 
-/// `ncclUniqueId`: what the ranks of a communicator find each other by.
+/// `ncclUniqueId`, by which the ranks of a communicator find each other.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct UniqueId(pub [u8; UniqueId::BYTES]);

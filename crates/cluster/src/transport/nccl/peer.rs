@@ -10,7 +10,7 @@ use crate::{internals::*, runtime::driver::blocking};
 use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, Element, ReduceOp, Result};
 use std::{ffi::c_int, ptr::null_mut};
 
-/// An operation of all ranks; with its root.
+/// An operation of all ranks, with its reduction and its root.
 #[derive(Clone, Copy)]
 #[allow(missing_docs, reason = "NCCL's names")]
 pub enum Op {
@@ -24,7 +24,7 @@ pub enum Op {
     SendRecv,
 }
 
-/// What the ranks of a communicator find each other by.
+/// The ranks of a communicator find each other by it.
 #[derive(Clone, Copy)]
 pub struct Id {
     pub(super) library: &'static Library,
@@ -32,13 +32,13 @@ pub struct Id {
 }
 
 impl Id {
-    /// A new one. `Error::Cluster` if no library is found that will do.
+    /// A new identifier. `Error::Cluster` if no usable library is found.
     pub fn new() -> Result<Id> {
         let library = Library::get()?;
         Ok(Id { library, id: library.unique_id()? })
     }
 
-    /// Of the library.
+    /// The library's version.
     pub fn version(&self) -> String {
         self.library.version()
     }

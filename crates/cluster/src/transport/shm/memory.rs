@@ -186,7 +186,7 @@ pub(crate) fn pass_on(
 }
 
 enum Greeted {
-    /// It has not said who it is.
+    /// It has not given its number.
     Not,
     /// It does not know the key, or has gone.
     Stranger,
@@ -219,7 +219,7 @@ fn random() -> Result<[u8; ADDRESS + KEY]> {
     Ok(bytes)
 }
 
-/// Names of the abstract space are everybody's, so each side asks who the other is.
+/// Any process may use names of the abstract space, so each side asks the other for its identity.
 fn same_user(stream: &UnixStream) -> Result<()> {
     let (process, user) = socket::peer(stream).map_err(|why| broken("getsockopt", &why))?;
     match socket::own_user() {
