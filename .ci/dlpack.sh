@@ -8,4 +8,5 @@ if [[ ! -x $home/bin/python ]] && ! { python3 -m venv "$home" && "$home/bin/pip"
     exit
 fi
 cargo build "${features[@]}" --example dlpack
-GPU_POOL_BACKEND=host:2 "$home/bin/python" examples/dlpack/demo.py target/debug/examples/libdlpack.so
+library=${CARGO_TARGET_DIR:-target}/debug/examples/libdlpack.so
+GPU_POOL_BACKEND=host:2 "$home/bin/python" examples/dlpack/demo.py "$library"

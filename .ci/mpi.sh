@@ -15,6 +15,7 @@ fi
 
 cargo build "${features[@]}" --example train_digits
 tests=$(test_program crates/cluster cluster)
+trainer=${CARGO_TARGET_DIR:-target}/debug/examples/train_digits
 transports=$(test_program crates/cluster transports)
 
 # One program on so many processes: `together COUNT PROGRAM ARGUMENT..`.
@@ -74,11 +75,11 @@ suite() (
             GPU_POOL_TEST_TASK="$devices gradients" together "$processes" "$tests" fleet::child --exact --nocapture
         done
     done
-    trained=$(together 2 target/debug/examples/train_digits --backend host --devices 2 --check --epochs 12 --lr 0.8)
+    trained=$(together 2 "$trainer" --backend host --devices 2 --check --epochs 12 --lr 0.8)
     echo "$trained"
     grep -q "weights are bitwise equal on 4 devices" <<<"$trained"
     # MPI tells only where rank 0 is. mpirun takes a process that does not end MPI for a failed one.
-    GPU_POOL_TRANSPORT=shm together 2 target/debug/examples/train_digits --backend host --devices 1 --epochs 1
+    GPU_POOL_TRANSPORT=shm together 2 "$trainer" --backend host --devices 1 --epochs 1
     case $(mpirun --version) in
         *"Open MPI) 4"*) alone=--enable-recovery ;;
         *"Open MPI"*) alone="--with-ft ulfm" ;;

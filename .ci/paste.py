@@ -31,6 +31,7 @@ PAGES = [
     "docs/src/guide/install.md",
     "docs/src/guide/first_program.md",
     "docs/src/guide/kernels.md",
+    "docs/src/guide/logging.md",
 ]
 EXAMPLE, EXAMPLE_PAGE = ROOT / "examples/own_kernel", "docs/src/guide/own_kernel.md"
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.M | re.S)

@@ -263,14 +263,14 @@ def check_tests():
 
 
 def check_events():
-    """observe.md has the names of all events, by level."""
-    text = (SOURCE / "guide/observe.md").read_text()
+    """logging.md has the names of all events, by level."""
+    text = (SOURCE / "guide/logging.md").read_text()
     listed = re.findall(r"^- `(\w+)`: (.*?)(?=\n- |\n\n)", text, re.S | re.M)
     told = {(level, name) for level, names in listed for name in re.findall(r"`gpu_pool\.(\w+)`", names)}
     files = [*ROOT.glob("src/**/*.rs"), *ROOT.glob("crates/*/src/**/*.rs")]
     code = "\n".join(path.read_text() for path in files if path != ROOT / "src/log.rs")
     if told != (found := set(re.findall(r'event!\(\s*(\w+),\s*"(\w+)"', code))):
-        yield f"docs/src/guide/observe.md: the events differ from the code's in {sorted(told ^ found)}"
+        yield f"docs/src/guide/logging.md: the events differ from the code's in {sorted(told ^ found)}"
 
 
 def main():

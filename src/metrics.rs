@@ -22,14 +22,8 @@ impl GpuPool {
     /// Call it before each scrape, or every few seconds. It reads published words: it waits for no device, and costs
     /// some microseconds.
     ///
-    /// Without an exporter nothing happens. With the crates `metrics-exporter-prometheus` and `tracing-subscriber`:
-    ///
-    /// ```text
-    /// tracing_subscriber::fmt().init();                                       // the library's events, to stdout
-    /// let prometheus = PrometheusBuilder::new().install_recorder()?;
-    /// pool.publish_metrics();
-    /// let page = prometheus.render();                                         // the answer to a scrape
-    /// ```
+    /// Without an exporter nothing happens. The guide's page "Logging and metrics" has a program with
+    /// `metrics-exporter-prometheus` and `tracing-subscriber`.
     pub fn publish_metrics(&self) {
         let lost = self.report().lost;
         for (device, (stats, lost)) in self.memory_stats().into_iter().zip(lost).enumerate() {
@@ -57,8 +51,6 @@ impl Jobs {
     /// | counter | |
     /// |---|---|
     /// | `gpu_pool_jobs_done_total`, `.._failed_total`, `.._cancelled_total`, `.._retried_total`, `.._moved_total` | |
-    ///
-    /// [`GpuPool::publish_metrics`] has a program.
     pub fn publish_metrics(&self, queue: &str) {
         let (stats, queue) = (self.stats(), queue.to_owned());
         gauge!("gpu_pool_jobs_queued", "queue" => queue.clone()).set(stats.queued as f64);
