@@ -20,8 +20,10 @@ use crate::{
     wire::{Arrive, Entry, Failure, Member, Record, ToHost, ToHub},
 };
 use std::{
+    cell::Cell,
     collections::{BTreeMap, HashSet, VecDeque},
     hash::{DefaultHasher, Hash, Hasher},
+    ops::{Deref, DerefMut},
     rc::Rc,
     time::Duration,
 };
@@ -101,7 +103,7 @@ struct Device {
     failed: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Hash)]
 struct Host {
     process: Process,
     runners: Vec<Runner>,
@@ -114,15 +116,55 @@ struct Host {
     to_hub: VecDeque<ToHub>,
     to_host: VecDeque<ToHost>,
     /// Where the processes meet by a journal: the records to read.
-    replica: Option<Rc<Hub>>,
+    replica: Option<Part<Hub>>,
     journal: VecDeque<(usize, Record)>,
     results: Vec<(&'static str, bool)>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// A part of a state: states that differ elsewhere share it, and it is hashed once.
+#[derive(Clone, Debug)]
+struct Part<T> {
+    value: Rc<T>,
+    hash: Cell<Option<u64>>,
+}
+
+impl<T> Part<T> {
+    fn new(value: T) -> Part<T> {
+        Part { value: Rc::new(value), hash: Cell::new(None) }
+    }
+}
+
+impl<T> Deref for Part<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T: Clone> DerefMut for Part<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.hash.set(None);
+        Rc::make_mut(&mut self.value)
+    }
+}
+
+impl<T: Hash> Hash for Part<T> {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        let known = self.hash.get().unwrap_or_else(|| {
+            let mut own = DefaultHasher::new();
+            self.value.hash(&mut own);
+            own.finish()
+        });
+        self.hash.set(Some(known));
+        known.hash(hasher);
+    }
+}
+
+#[derive(Clone, Debug, Hash)]
 struct State {
-    hub: Hub,
-    hosts: Vec<Host>,
+    hub: Part<Hub>,
+    hosts: Vec<Part<Host>>,
     members: BTreeMap<u64, Vec<Member>>,
     kills: usize,
     ticks: u32,
@@ -172,23 +214,25 @@ impl Search {
         let hour = Duration::from_secs(3600);
         let limits = Limits { size, heartbeat_timeout: hour, connect_timeout: hour };
         let mut hub = Hub::new(limits);
-        let host = |(host, runners): (usize, &&[&[Script]])| Host {
-            process: Process::new(host),
-            runners: vec![Runner::default(); runners.len()],
-            queue: VecDeque::new(),
-            stream: VecDeque::new(),
-            last: 0,
-            alive: true,
-            known_dead: false,
-            to_hub: VecDeque::new(),
-            to_host: VecDeque::new(),
-            replica: self.near.then(|| Rc::new(Hub::replica(limits))),
-            journal: VecDeque::new(),
-            results: Vec::new(),
+        let host = |(host, runners): (usize, &&[&[Script]])| {
+            Part::new(Host {
+                process: Process::new(host),
+                runners: vec![Runner::default(); runners.len()],
+                queue: VecDeque::new(),
+                stream: VecDeque::new(),
+                last: 0,
+                alive: true,
+                known_dead: false,
+                to_hub: VecDeque::new(),
+                to_host: VecDeque::new(),
+                replica: self.near.then(|| Part::new(Hub::replica(limits))),
+                journal: VecDeque::new(),
+                results: Vec::new(),
+            })
         };
         (0..size).for_each(|host| drop(hub.joined(host)));
         let hosts = self.program.hosts.iter().enumerate().map(host).collect();
-        State { hub, hosts, members: BTreeMap::new(), kills: 0, ticks: 0 }
+        State { hub: Part::new(hub), hosts, members: BTreeMap::new(), kills: 0, ticks: 0 }
     }
 
     fn kill(&self, state: &State, stack: &mut Vec<State>) {
@@ -308,8 +352,7 @@ impl Search {
         let runner = &state.hosts[at].runners[which];
         let Some((name, scripts)) = self.program.hosts[at][which].get(runner.scope) else { return Ok(()) };
         let mut next = state.clone();
-        let host = &mut next.hosts[at];
-        let Host { process, runners, queue, to_hub, .. } = host;
+        let Host { process, runners, queue, to_hub, .. } = &mut *next.hosts[at];
         let now = &mut runners[which];
         match runner.phase {
             Phase::Idle => {
@@ -382,15 +425,15 @@ impl Search {
         let mut next = state.clone();
         let State { hosts, members: groups, .. } = &mut next;
         let gang_failed = hosts[at].runners[which].devices.iter().any(|device| device.failed);
-        let done = |hosts: &[Host], commit: u64| {
+        let done = |hosts: &[Part<Host>], commit: u64| {
             let passed = |(host, _): &Member| hosts[*host as usize].stream.iter().all(|queued| *queued != commit);
             groups.get(&commit).is_some_and(|members| members.iter().all(passed))
         };
-        let heads = |hosts: &[Host], commit: u64| {
+        let heads = |hosts: &[Part<Host>], commit: u64| {
             let head = |(host, _): &Member| hosts[*host as usize].stream.front() == Some(&commit);
             groups.get(&commit).is_some_and(|members| members.iter().all(head))
         };
-        let Host { process, runners, stream, to_hub, last, .. } = &mut hosts[at];
+        let Host { process, runners, stream, to_hub, last, .. } = &mut *hosts[at];
         let Runner { id, devices, .. } = &mut runners[which];
         let device = &mut devices[number];
         let Some(op) = script.get(device.at).filter(|_| !device.failed) else { return Ok(()) };
@@ -473,7 +516,7 @@ impl State {
 
     /// A process reads the next record.
     fn read(&mut self, at: usize) -> Result<(), String> {
-        let Host { process, replica: Some(replica), journal, .. } = &mut self.hosts[at] else { return Ok(()) };
+        let Host { process, replica: Some(replica), journal, .. } = &mut *self.hosts[at] else { return Ok(()) };
         let Some((from, record)) = journal.pop_front() else { return Ok(()) };
         let members = match &record {
             Record::Frame(frame) => members_of(frame),
@@ -483,7 +526,6 @@ impl State {
             Record::Tick(clock) => (0..TICKS).map(|tick| Record::Tick(clock * TICKS + DEADLINE / 4 * tick)).collect(),
             other => vec![other],
         };
-        let replica = Rc::make_mut(replica);
         let out: Vec<_> = records.into_iter().flat_map(|record| replica.record(from, Ok(record))).collect();
         for (_, frame) in out.into_iter().filter(|(to, _)| *to == at) {
             if let ToHost::Commit { number, .. } = &frame {

@@ -13,7 +13,7 @@ impl Search {
         stack: &mut Vec<State>,
     ) -> Result<(), String> {
         let mut next = state.clone();
-        let host = &mut next.hosts[at];
+        let host = &mut *next.hosts[at];
         let runner = &mut host.runners[which];
         let (scripts, devices) = (self.program.hosts[at][which][runner.scope].1, &mut runner.devices);
         if devices[thread].failed {
