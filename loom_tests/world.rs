@@ -44,7 +44,8 @@ impl Host {
             }),
         );
         let transport = Transport::None(Error::custom("no transport"));
-        let world = Members { local, host: 0, devices: vec![2, 2], transport, _ends: Box::new(()) };
+        let (devices, _ends) = (vec![2, 2], Box::new(()));
+        let world = Members { local, host: 0, devices, transport, clock: Box::new(|| None), _ends };
         shim::Arc::new(Host { world, told, launched: Watched::new(0) })
     }
 

@@ -34,7 +34,7 @@ use std::{
     collections::HashMap,
     sync::Arc,
     thread,
-    time::{Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 /// Records that a lane holds until the writer has them. At a million records a second they last for 16 ms.
@@ -44,9 +44,24 @@ const RECORDS: usize = 1 << 14;
 /// processes come to one time.
 static ZERO: Lazy<(Instant, SystemTime)> = Lazy::new(|| (Instant::now(), SystemTime::now()));
 
-/// The wall's clock at time 0 of this process, in nanoseconds since 1970.
-fn wall_offset() -> i128 {
-    ZERO.1.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as i128)
+/// The wall clock of a cluster's rank 0.
+#[derive(Clone, Copy, Debug)]
+pub struct WallClock {
+    /// A moment of this process.
+    pub at: Instant,
+    /// What the clock shows then.
+    pub wall: SystemTime,
+    /// How much the two may be apart.
+    pub error: Duration,
+}
+
+/// A wall clock at time 0 of this process, in nanoseconds since 1970: rank 0's, if it is known.
+fn wall_offset(clock: Option<WallClock>) -> i128 {
+    let (zero, own) = *ZERO;
+    let (at, wall) = clock.map_or((zero, own), |clock| (clock.at, clock.wall));
+    let nanos = |time: Duration| time.as_nanos() as i128;
+    let since = nanos(at.saturating_duration_since(zero)) - nanos(zero.saturating_duration_since(at));
+    wall.duration_since(UNIX_EPOCH).map_or(0, nanos) - since
 }
 
 /// The kind of a slice.

@@ -91,7 +91,7 @@ impl Builder {
             staged: self.staged,
             polls: polls(cores, count, computed),
             linger: wait::linger(cores, count, computed),
-            recorder: self.recorder(&handles, world.as_ref().map(|world| world.host()))?,
+            recorder: self.recorder(&handles, world.as_ref())?,
             copy_threads: copy_threads(cores, count, host::is_stepped(&*handles[0].driver)),
             gate: Gate::new(),
             limits: Limits::new(multiprocessors(&handles)),

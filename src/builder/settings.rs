@@ -5,6 +5,7 @@ use crate::{
     collective::Algorithm,
     driver::host::ExecutionOrder,
     error::{Error, Result},
+    fabric::processes::Processes,
     memory::{cache::MemoryLimit, handle::DeviceHandle},
     thread::flight_record::{Recorder, on_signal},
 };
@@ -52,10 +53,14 @@ impl Builder {
         }
     }
 
-    /// The pool's flight recorder. `process`: the number of this process in its cluster.
+    /// The pool's flight recorder.
     #[track_caller]
-    pub(super) fn recorder(&self, handles: &[Arc<DeviceHandle>], process: Option<usize>) -> Result<Arc<Recorder>> {
-        let recorder = Arc::new(Recorder::new(handles, process, self.flight_record.clone()));
+    pub(super) fn recorder(
+        &self,
+        handles: &[Arc<DeviceHandle>],
+        world: Option<&Arc<dyn Processes>>,
+    ) -> Result<Arc<Recorder>> {
+        let recorder = Arc::new(Recorder::new(handles, world, self.flight_record.clone()));
         if self.flight_record_on_signal == Some(true)
             && let Err(why) = on_signal(&recorder)
         {

@@ -12,6 +12,7 @@ pub use crate::{
     gang::{Alarm, Gang, Outside},
     here::device as device_here,
     stall::StallTimer,
+    timeline::WallClock,
     token::op::Op,
 };
 

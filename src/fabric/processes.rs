@@ -9,6 +9,7 @@ use crate::{
     driver::DriverRef,
     error::{Result, Site, WorldCall},
     gang::{Alarm, Gang, Outside},
+    timeline::WallClock,
 };
 use std::{any::Any, fmt, sync::Arc, time::Duration};
 
@@ -48,6 +49,9 @@ pub trait Processes: Send + Sync + fmt::Debug {
     fn alarm(&self) -> Option<Arc<dyn Alarm>> {
         None
     }
+
+    /// Rank 0's clock now, asked for in half a second at most. None: it is not known.
+    fn clock(&self) -> Option<WallClock>;
 
     /// The implementation for groups that span processes: a `Box<dyn AcrossProcesses>` (`collective/across.rs`).
     fn groups(&self) -> &(dyn Any + Send + Sync);

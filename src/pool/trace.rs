@@ -53,7 +53,7 @@ fn refused(op: &'static str, site: Site, path: &Path, error: &std::io::Error) ->
 
 fn start(shared: &Arc<Shared>, path: &Path) -> std::io::Result<()> {
     let devices = shared.handles.iter().map(|handle| (handle.lane.clone(), handle.driver.clone(), handle.sharers > 1));
-    let host = shared.world.as_ref().map_or(0, |world| world.host());
+    let host = shared.world.as_ref().map_or((0, None), |world| (world.host(), world.clock()));
     let weak = Arc::downgrade(shared);
     let memory = move |device: usize| {
         let words = weak.upgrade().and_then(|shared| Some(shared.owners[device].get()?.mirror.read()));

@@ -8,6 +8,7 @@
 use crate::{
     driver::host,
     error::Error,
+    fabric::processes::Processes,
     gang::Witness,
     memory::{
         calls::{End, Kind, Record},
@@ -16,6 +17,7 @@ use crate::{
     },
     panics,
     sync::{Scale, ticks},
+    timeline::WallClock,
 };
 use std::{
     fmt, fs, io,
@@ -242,21 +244,25 @@ impl fmt::Display for FlightRecord {
 /// Makes the records of a pool, and writes them.
 pub(crate) struct Recorder {
     handles: Vec<Arc<DeviceHandle>>,
-    /// The number of this process in its cluster.
+    /// The number of this process in its cluster, and the cluster's clock when the pool was built.
     process: Option<usize>,
+    clock: Option<WallClock>,
     /// Where files go.
     to: Option<PathBuf>,
 }
 
 impl Recorder {
-    pub(crate) fn new(handles: &[Arc<DeviceHandle>], process: Option<usize>, to: Option<PathBuf>) -> Self {
-        Recorder { handles: handles.to_vec(), process, to }
+    pub(crate) fn new(handles: &[Arc<DeviceHandle>], world: Option<&Arc<dyn Processes>>, to: Option<PathBuf>) -> Self {
+        let (process, clock) = (world.map(|world| world.host()), world.and_then(|world| world.clock()));
+        Recorder { handles: handles.to_vec(), process, clock, to }
     }
 
     pub(crate) fn look(&self, reason: &str, missing: Option<&[usize]>) -> FlightRecord {
         let devices: Vec<_> = self.handles.iter().map(|handle| DeviceLog::of(handle)).collect();
         let missing = missing.map_or_else(|| awaited(&devices), <[usize]>::to_vec);
-        FlightRecord { reason: reason.to_owned(), missing, process: self.process, at: SystemTime::now(), devices }
+        let at = self.clock.and_then(|clock| clock.wall.checked_add(clock.at.elapsed()));
+        let at = at.unwrap_or_else(SystemTime::now);
+        FlightRecord { reason: reason.to_owned(), missing, process: self.process, at, devices }
     }
 
     /// Writes a record: to files if the pool has a place for them, else to the log.

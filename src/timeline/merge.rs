@@ -8,9 +8,9 @@ use std::{
     path::Path,
 };
 
-/// Puts traces of [`Builder::trace`](crate::Builder::trace) together, on one axis of time: by the wall clocks of their
-/// hosts, so those of several hosts agree as far as these do. A file whose program was killed is read to its last whole
-/// line.
+/// Puts traces of [`Builder::trace`](crate::Builder::trace) together, on one axis of time: of a cluster's processes by
+/// rank 0's wall clock, which each asks for when its trace begins; of others, or without an answer, by their own. A
+/// file whose program was killed is read to its last whole line.
 ///
 /// ```
 /// # let file = |name: &str| std::env::temp_dir().join(format!("gpu-pool-{name}-{}.json", std::process::id()));

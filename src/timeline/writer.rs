@@ -7,7 +7,7 @@
 mod draw;
 
 use super::{
-    Category, Lane, RECORDS, Record, Timeline, Work,
+    Category, Lane, RECORDS, Record, Timeline, WallClock, Work,
     clock::Clock,
     format::{Arg, At, Lines, VERSION},
     timed::Timed,
@@ -50,11 +50,11 @@ pub(crate) struct Session {
 
 impl Timeline {
     /// Starts to write `path`, for these devices: each with its lane, its driver, and whether it shares its GPU. `host`
-    /// is the number of this process among those of a cluster.
+    /// is the number of this process among those of a cluster, and `clock` that cluster's.
     pub(crate) fn start(
         &self,
         path: &Path,
-        host: usize,
+        (host, clock): (usize, Option<WallClock>),
         devices: Vec<(Arc<Lane>, DriverRef, bool)>,
         memory: Memory,
     ) -> io::Result<()> {
@@ -73,7 +73,7 @@ impl Timeline {
             memory,
             steps: 0,
         };
-        writer.head(host);
+        writer.head(host, clock);
         for (device, (lane, driver, shared)) in devices.iter().enumerate() {
             writer.add(device, lane, driver, *shared);
         }
@@ -161,9 +161,11 @@ fn stream_row(device: usize, stream: usize) -> u64 {
 }
 
 impl Writer {
-    fn head(&mut self, host: usize) {
-        let offset = Arg::Micros(wall_offset());
-        self.lines.meta("gpu_pool_trace", None, &[("version", Arg::Number(VERSION)), ("clock_offset_us", offset)]);
+    fn head(&mut self, host: usize, clock: Option<WallClock>) {
+        let offset = ("clock_offset_us", Arg::Micros(wall_offset(clock)));
+        let mut args = SmallVec::<[_; 3]>::from_iter([("version", Arg::Number(VERSION)), offset]);
+        args.extend(clock.map(|clock| ("clock_error_us", Arg::Micros(clock.error.as_nanos() as i128))));
+        self.lines.meta("gpu_pool_trace", None, &args);
         let name = format!("host {host}");
         self.lines.meta("process_name", None, &[("name", Arg::Text(&name))]);
     }

@@ -1,19 +1,22 @@
 //! A process's connection to the hub: a reader, and a thread that beats. Both end with the [`Client`], and when the
-//! connection does.
+//! connection does. By it a process asks for rank 0's [`Clock`].
 
 use super::greet;
 use super::server::{beat, check_secret, spawn};
 use super::wire::{self, Failure, Record, ToHost, ToHub};
 use super::world::Local;
-use crate::runtime::StallTimer;
+use crate::runtime::{StallTimer, WallClock};
 use gpu_pool::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 use std::{
     io::{self, BufReader, ErrorKind, Read},
     net::{Shutdown, SocketAddr, TcpStream},
-    sync::Arc,
+    sync::{
+        Arc,
+        mpsc::{self, Receiver},
+    },
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, UNIX_EPOCH},
 };
 
 /// The time between two attempts to connect.
@@ -25,8 +28,15 @@ const A_TRY: Duration = Duration::from_secs(3);
 /// No start takes longer; the clock's own limit is somewhere above.
 const A_YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
+/// How often a process asks for rank 0's clock: the fastest trip counts.
+const TRIPS: usize = 5;
+
+/// All these trips take no longer.
+const TRIPS_LIMIT: Duration = Duration::from_millis(500);
+
 pub(super) struct Client {
     pub local: Arc<Local>,
+    pub clock: Arc<Clock>,
     link: Arc<Line>,
     closing: Arc<(Mutex<bool>, Condvar)>,
 }
@@ -47,6 +57,34 @@ impl Line {
         }
         Ok(())
     }
+}
+
+/// Rank 0's clock, over the connection. Invariant: a question comes back with its answer, so a late answer is right.
+pub(super) struct Clock {
+    link: Arc<Line>,
+    answers: Mutex<Receiver<WallClock>>,
+    /// The time 0 of questions.
+    begun: Instant,
+}
+
+impl Clock {
+    /// `None`: rank 0 has given no answer in time, or is lost.
+    pub(super) fn ask(&self) -> Option<WallClock> {
+        let (until, answers) = (Instant::now() + TRIPS_LIMIT, self.answers.lock());
+        answers.try_iter().for_each(drop);
+        let trip = |_| {
+            self.link.send(&ToHub::Clock { sent: self.begun.elapsed() }).ok()?;
+            answers.recv_timeout(until.saturating_duration_since(Instant::now())).ok()
+        };
+        (0..TRIPS).map_while(trip).min_by_key(|answer| answer.error)
+    }
+}
+
+/// An answer that has just come. Its trip may have been all in one direction.
+fn answer(begun: Instant, sent: Duration, wall: Duration) -> Option<WallClock> {
+    let now = Instant::now();
+    let error = now.duration_since(begun).checked_sub(sent)? / 2;
+    Some(WallClock { at: now - error, wall: UNIX_EPOCH.checked_add(wall)?, error })
 }
 
 impl Client {
@@ -84,10 +122,17 @@ impl Client {
         let link = Arc::new(Line { stream, writing: Mutex::new(()) });
         let line = link.clone();
         let local = Local::new(host, Box::new(move |frame| line.send(&frame)));
-        let client = Client { local, link, closing: Arc::default() };
+        let (tell, answers) = mpsc::sync_channel(TRIPS);
+        let clock = Arc::new(Clock { link: link.clone(), answers: Mutex::new(answers), begun });
+        let client = Client { local, clock, link, closing: Arc::default() };
         let local = client.local.clone();
         spawn("reader", move || {
-            local.end_cluster(read(&reading, &local, heartbeat_timeout));
+            let take = |frame| match frame {
+                // No room: nobody asks any more.
+                ToHost::Clock { sent, wall } => drop(answer(begun, sent, wall).map(|answer| tell.try_send(answer))),
+                frame => local.take(frame),
+            };
+            local.end_cluster(read(&reading, take, heartbeat_timeout));
             // After the cause is known: what breaks by this is no cause.
             let _ = reading.shutdown(Shutdown::Both);
         })?;
@@ -141,13 +186,13 @@ fn dial(at: SocketAddr, start: Instant, connect_timeout: Duration) -> Result<Tcp
 }
 
 /// Reads until the connection ends, and tells why it did. Only whole frames are signs of life.
-fn read(stream: &TcpStream, local: &Local, heartbeat_timeout: Duration) -> Failure {
+fn read(stream: &TcpStream, take: impl Fn(ToHost), heartbeat_timeout: Duration) -> Failure {
     let mut from = BufReader::new(Patient { stream, stall: StallTimer::new(heartbeat_timeout) });
     loop {
         match wire::read::<ToHost>(&mut from, wire::MOST) {
             Ok(frame) => {
                 from.get_mut().stall.renew();
-                local.take(frame);
+                take(frame);
             }
             Err(e) => {
                 let why = match e.kind() {

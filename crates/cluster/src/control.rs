@@ -134,8 +134,9 @@ impl Cluster {
             let told = local.set(&opened_by(host), wire::cut(own.to_string()).as_bytes());
             drop(told.and_then(|()| local.get(&opened_by(host))));
         })?;
+        let clock = client.clock.clone();
         let _ends = Box::new((transport_ends, client, near, server));
-        Ok(Arc::new(Members { local, host, devices, transport, _ends }))
+        Ok(Arc::new(Members { local, host, devices, transport, clock: Box::new(move || clock.ask()), _ends }))
     }
 
     /// Rank 0 listens at a port of the system's choice, with a fresh secret, and tells all by MPI.

@@ -261,6 +261,7 @@ impl Hub {
                     }
                 }
             }
+            ToHub::Clock { .. } => return Err("a question to rank 0's server"),
             ToHub::Bye => drop(self.left.insert(host)),
         }
         Ok(())

@@ -6,7 +6,7 @@
 //! others may wait for it.
 
 use crate::runtime::{
-    AcrossProcesses, Alarm, DeviceInternals, Gang, NewScope, Outside, ProcessScope, Processes, device_here,
+    AcrossProcesses, Alarm, DeviceInternals, Gang, NewScope, Outside, ProcessScope, Processes, WallClock, device_here,
 };
 use crate::traits::{Entry, Tell, Transport, Window, World, WorldScope};
 use gpu_pool::{Device, Error, Result, error::Site};
@@ -230,6 +230,10 @@ impl Processes for Linked {
             Transport::Device(transport) => transport.alarm(),
             _ => None,
         }
+    }
+
+    fn clock(&self) -> Option<WallClock> {
+        self.world.clock()
     }
 
     fn groups(&self) -> &(dyn Any + Send + Sync) {

@@ -149,7 +149,7 @@ impl Process {
                 }
             }
             ToHost::Over { failure } => self.end_cluster(failure),
-            ToHost::Beat => {}
+            ToHost::Beat | ToHost::Clock { .. } => {}
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::Arc,
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 /// The most connections that are being greeted at a time. The oldest one of the address that has most makes room.
@@ -244,7 +244,13 @@ impl Shared {
         let mut read = set.and_then(|()| wire::read::<ToHub>(&mut from, wire::MOST));
         while let Ok(frame) = read {
             let mut state = self.state.lock();
-            let out = state.hub.frame(host, frame);
+            let out = match frame {
+                ToHub::Clock { sent } => {
+                    let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                    vec![(host, ToHost::Clock { sent, wall })]
+                }
+                frame => state.hub.frame(host, frame),
+            };
             state.send(out);
             if state.hub.has_left(host) {
                 state.links.remove(&host);

@@ -9,7 +9,7 @@
 //! * After the arrival only the hub decides whether a collective is committed.
 //! * Each process carries committed collectives out in the hub's order: [`Window`].
 
-use crate::runtime::{Address, Alarm, BlockRef, LonePad, Place, RawStream};
+use crate::runtime::{Address, Alarm, BlockRef, LonePad, Place, RawStream, WallClock};
 use gpu_pool::{DType, Error, PinnedBuffer, ReduceOp, Result, error::Site};
 use parking_lot::Mutex;
 use std::{
@@ -32,6 +32,9 @@ pub trait World: Send + Sync + fmt::Debug {
 
     /// `Err` once a process is lost: nothing between processes works any more.
     fn check(&self) -> Result<()>;
+
+    /// As [`Processes::clock`](crate::runtime::Processes::clock).
+    fn clock(&self) -> Option<WallClock>;
 
     /// Counts the scopes without names that begin at this place of the program: 1, 2, .. No other process is told.
     fn count(&self, site: Site) -> u64;

@@ -25,7 +25,7 @@ pub(super) const MOST_TEXT: usize = 2 << 10;
 pub(super) const MOST_MEMBERS: usize = 4096;
 
 /// The version of the protocol. Both sides must have the same.
-pub(super) const VERSION: u16 = 5;
+pub(super) const VERSION: u16 = 6;
 
 pub(crate) fn hash(text: &str) -> u64 {
     // FNV-1a.
@@ -60,6 +60,8 @@ pub(crate) enum ToHub {
     End { scope: u64 },
     /// The progress numbers of its scopes.
     Beat { progress: Vec<(u64, u64)> },
+    /// Asks for rank 0's clock. Its server answers, and the hub does not see it. `sent` comes back.
+    Clock { sent: Duration },
     /// The process leaves the cluster.
     Bye,
 }
@@ -120,6 +122,8 @@ pub(crate) enum ToHost {
     Failed { scope: u64, failure: Failure },
     /// The cluster has ended.
     Over { failure: Failure },
+    /// Rank 0's clock, since 1970.
+    Clock { sent: Duration, wall: Duration },
     /// The hub is alive.
     Beat,
 }

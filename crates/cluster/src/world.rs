@@ -7,7 +7,7 @@
 use super::process::{Class, Key, Process};
 use super::wire::{self, Arrive, Failure, Record, ToHost, ToHub, cut, text};
 use crate::runtime::{
-    ErrorInternals,
+    ErrorInternals, WallClock,
     sync::{
         shim::{Condvar, Mutex, is_crowded, spin_loop, thread, yield_rounds},
         site::flag,
@@ -18,7 +18,7 @@ use gpu_pool::{Error, Result, error::Site};
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 /// Sends a frame to the hub. It must not wait for the hub's answer, and may call [`Local::take`].
@@ -269,6 +269,8 @@ pub(crate) struct Members {
     pub(crate) host: usize,
     pub(crate) devices: Vec<usize>,
     pub(crate) transport: Transport,
+    /// Asks rank 0.
+    pub(crate) clock: Box<dyn Fn() -> Option<WallClock> + Send + Sync>,
     pub(crate) _ends: Box<dyn Send + Sync>,
 }
 
@@ -293,6 +295,14 @@ impl World for Members {
 
     fn check(&self) -> Result<()> {
         self.local.check("check")
+    }
+
+    fn clock(&self) -> Option<WallClock> {
+        if self.host > 0 && self.local.near().is_none() {
+            return (self.clock)();
+        }
+        // Processes of one machine read one clock.
+        Some(WallClock { at: Instant::now(), wall: SystemTime::now(), error: Duration::ZERO })
     }
 
     fn count(&self, site: Site) -> u64 {

@@ -1,5 +1,5 @@
 //! Flight records (`GpuPool::flight_record`) for `gpu-pool trace`: those of one hang, of one process or of several, on
-//! one axis of time. Each process tells by its own clock when its record was made.
+//! one axis of time. Processes of a cluster tell by rank 0's clock when their records were made.
 
 use super::{left, table};
 use serde::{Deserialize, Serialize};

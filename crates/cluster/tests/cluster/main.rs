@@ -17,6 +17,7 @@ mod own_cuda;
 mod places;
 mod random;
 mod scopes;
+mod seen;
 mod start;
 #[path = "../../../../tests/faults/told.rs"]
 mod told;
@@ -34,6 +35,7 @@ fn run(builder: gpu_pool::Builder, what: &str, more: &[&str]) -> gpu_pool::Resul
         #[cfg(feature = "nccl")]
         "own" => own_cuda::child(builder, more[0]),
         "random" => random::child(builder, more),
+        "trace" => seen::child(builder, more[0]),
         _ => failures::child(builder, what, more),
     }
 }

@@ -14,6 +14,7 @@ mod pieces;
 mod rail_messages;
 #[cfg(target_os = "linux")]
 mod registered;
+mod seen;
 mod shared;
 mod user_code;
 

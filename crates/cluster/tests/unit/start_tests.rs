@@ -5,6 +5,7 @@ use crate::{
     TransportChoice,
     connect::{ClusterBuilder, Ends, machine},
     greet::Not,
+    runtime::WallClock,
     wire::{ToHost, ToHub},
 };
 use gpu_pool::GpuPool;
@@ -13,6 +14,7 @@ use std::{
     net::{TcpListener, TcpStream},
     sync::mpsc,
     thread,
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 const LONG: Duration = Duration::from_secs(60);
@@ -131,6 +133,37 @@ fn a_stranger_ends_no_complete_cluster() {
     assert!(text(client(server.address, 0, 1, LONG)).contains("rank 0 already"));
     here.local.set("a", b"b").unwrap();
     assert_eq!(here.local.get("a").unwrap(), b"b");
+}
+
+/// The fastest of five trips counts: the first one's answer is late, and tells another time. Then rank 0 is silent.
+#[test]
+fn the_clock_of_rank_0_is_that_of_the_fastest_trip() {
+    let (ahead, late) = (Duration::from_secs(3600), Duration::from_millis(100));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::scope(|s| {
+        s.spawn(move || {
+            let mut stream = welcome(&listener);
+            stream.set_read_timeout(None).unwrap();
+            let mut questions = 0;
+            while let Ok(frame) = wire::read::<ToHub>(&mut stream, wire::MOST) {
+                let ToHub::Clock { sent } = frame else { continue };
+                questions += 1;
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+                let (wall, pause) = if questions == 1 { (now, late) } else { (now + ahead, Duration::ZERO) };
+                thread::sleep(pause);
+                if questions <= 5 {
+                    wire::write(&mut stream, &ToHost::Clock { sent, wall }).unwrap();
+                }
+            }
+        });
+        let here = client(address, 1, 2, LONG).unwrap();
+        let WallClock { at, wall, error } = here.clock.ask().unwrap();
+        assert!(error < late / 2, "{error:?}");
+        let found = wall.duration_since(SystemTime::now() - at.elapsed()).unwrap();
+        assert!(found.abs_diff(ahead) < ahead / 2, "{found:?}");
+        assert!(here.clock.ask().is_none());
+    });
 }
 
 /// A bit of a frame's length is flipped: what follows becomes a part of that frame.
