@@ -47,23 +47,7 @@ use std::sync::Arc;
 /// ([`Algorithm::Host`](crate::collective::Algorithm::Host)), and between processes (below). `ready` (if it starts a
 /// bucket) and `finish` meet the other members' host threads.
 ///
-/// ```
-/// # use gpu_pool::{GpuPool, gradients::GradientExchange};
-/// let pool = GpuPool::builder().host(2).build()?;
-/// let mut state = pool.per_device(|dev, _| GradientExchange::builder().norm(true).build(dev, &[3, 1]))?;
-/// let found = state.run(|dev, shard, gradients| {
-///     // The backward pass: the last layer first.
-///     dev.fill(&mut gradients.grad_mut(1)?, 4.0)?;
-///     gradients.ready(dev, 1)?;
-///     dev.fill(&mut gradients.grad_mut(0)?, 2.0 * shard.index() as f32)?;
-///     gradients.ready(dev, 0)?;
-///     let step = gradients.finish(dev)?;
-///     let norm = dev.download(&step.norm().expect("asked for"))?;
-///     Ok((dev.download(&gradients.grad(0)?)?, norm))
-/// })?;
-/// assert_eq!(found, vec![(vec![1.0; 3], vec![19f32.sqrt()]); 2]);
-/// # Ok::<(), gpu_pool::Error>(())
-/// ```
+/// The page "Gradients" of the guide has an example.
 ///
 /// **Types.** `f32`, or another type by [`of`](GradientExchangeBuilder::of): `f64`, `half::f16`, `half::bf16`, each as
 /// it is or on a narrower [wire](GradientExchangeBuilder::wire). Half types are summed in `f32` and rounded once.

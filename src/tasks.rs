@@ -99,21 +99,7 @@ impl GpuPool {
     /// Tasks of the CPU run on rayon's global pool of threads. While the caller waits it runs some of them itself: if
     /// it is a thread of rayon, or if that pool has started none for a while, since other work has all of its threads.
     ///
-    /// ```
-    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
-    /// let batch: Vec<f32> = (0..100).map(|i| i as f32).collect();
-    /// let total = pool.tasks(|t| {
-    ///     // Both devices work in parallel, since neither needs the other's result.
-    ///     let [a, b] = [0, 1].map(|i| {
-    ///         let half = &batch[50 * i..][..50];
-    ///         t.gpu(i).run((), move |dev, ()| dev.download(&dev.sum(&dev.upload(half)?)?))
-    ///     });
-    ///     let sum = t.cpu().run((&a, &b), |(a, b)| Ok(a[0] + b[0]));
-    ///     t.get(&sum)
-    /// })?;
-    /// assert_eq!(total, 4950.0);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
+    /// The page "Tasks" of the guide has an example.
     ///
     /// # Devices
     /// A task of a device begins when the *host's* part of the tasks before it is over; its work on the device waits

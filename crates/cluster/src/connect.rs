@@ -27,21 +27,7 @@ pub trait ClusterBuilder {
     ///
     /// A process leaves when its pool is [closed](gpu_pool::GpuPool::close) or dropped.
     ///
-    /// ```
-    /// use gpu_pool::{GpuPool, ReduceOp};
-    /// use gpu_pool_cluster::{Cluster, prelude::*};
-    ///
-    /// // One process alone; `Cluster::from_env()` reads the variables of mpirun, torchrun or srun.
-    /// let cluster = Cluster::tcp("127.0.0.1:0", 0, 1, "")?;
-    /// let pool = GpuPool::builder().host(2).cluster(cluster).build()?;
-    /// let sums = pool.run(|dev, _| {
-    ///     let mut x = dev.upload(&[1.0f32])?;
-    ///     dev.world()?.all_reduce(&mut x, ReduceOp::Sum)?;
-    ///     dev.download(&x)
-    /// })?;
-    /// assert_eq!(sums, [[2.0], [2.0]]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
+    /// The page "More than one host" of the guide has an example.
     ///
     /// # Errors
     /// [`build`](Builder::build) then also returns:

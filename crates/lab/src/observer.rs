@@ -117,25 +117,7 @@ pub trait LabBuilder: Sized {
     /// Checks the pool's work for races and misuse of memory: see [`check`]. It works on software GPUs and on CUDA, and
     /// costs time. [`Check::Races`] needs no device memory; [`Check::Memory`] needs at least 256 bytes per buffer.
     ///
-    /// ```
-    /// # use gpu_pool::{Error, GpuPool, LaunchDims, Module, error::Kind, kernel};
-    /// # use gpu_pool_lab::{Check, prelude::*};
-    /// # static MODULE: Module = Module::ptx("");
-    /// kernel! {
-    ///     static OFF_BY_ONE: "off_by_one" in MODULE, fn(x: &mut [f32]) |_| {
-    ///         // SAFETY (which does not hold): the loop should end before `x.len()`.
-    ///         for i in 0..=x.len() { unsafe { *x.as_mut_ptr().add(i) = 1.0 } }
-    ///     }
-    /// }
-    /// let pool = GpuPool::builder().host(1).module(&MODULE).check(Check::Memory).build()?;
-    /// let result = pool.run(|dev, _| {
-    ///     let mut x = dev.zeros::<f32>(1000)?;
-    ///     unsafe { dev.launch(&OFF_BY_ONE, LaunchDims::cover(1000), (&mut x,)) }
-    /// });
-    /// let Err(Error::Misuse { report, .. }) = result else { panic!("the overrun was not seen") };
-    /// assert_eq!((report.kind, report.bytes.clone()), (Kind::OutOfBounds, 4000..4004));
-    /// # Ok::<(), Error>(())
-    /// ```
+    /// The page "Testing without GPUs" of the guide has an example.
     fn check(self, check: Check) -> Self;
 
     /// Software GPUs that model this machine, in virtual time. The pool has all devices of the machine, unless

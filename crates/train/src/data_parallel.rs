@@ -25,32 +25,7 @@ use std::panic::Location;
 /// added up over all devices, in buckets, while the backward pass goes on; and every device takes the same step of the
 /// [`Optimizer`]. The replicas begin with the same bits (the first device's) and keep them.
 ///
-/// ```
-/// use gpu_pool::{Device, DeviceBuffer, GpuPool, Result};
-/// use gpu_pool_train::{DataParallel, Model, Optimizer};
-///
-/// struct Line { slope: DeviceBuffer<f32> }
-/// impl Model for Line {
-///     fn parameters(&mut self) -> Vec<&mut DeviceBuffer<f32>> { vec![&mut self.slope] }
-/// }
-///
-/// let pool = GpuPool::builder().host(2).build()?;
-/// let (x, y) = ([1.0f32, 2.0, 3.0, 4.0], [3.0f32, 6.0, 9.0, 12.0]); // y = 3 x
-/// let mut line = DataParallel::new(&pool, Optimizer::sgd(0.05), |dev| Ok(Line { slope: dev.zeros(1)? }))?;
-/// for _ in 0..30 {
-///     line.step(x.len(), |dev, shard, line, gradients| {
-///         let (x, y) = (dev.upload(shard.of(&x))?, dev.upload(shard.of(&y))?);
-///         // The mean of (slope x - y)^2 / 2 has the gradient (slope x.x - x.y) / rows.
-///         let slope = dev.download(&line.slope)?[0];
-///         let (xx, xy) = (dev.download(&dev.dot(&x, &x)?)?[0], dev.download(&dev.dot(&x, &y)?)?[0]);
-///         let scale = gradients.scale;
-///         gradients.write(0, |g| dev.fill(g, (slope * xx - xy) * scale))
-///     })?;
-/// }
-/// let slopes = line.each(|dev, line| dev.download(&line.slope))?;
-/// assert!((slopes[0][0] - 3.0).abs() < 1e-4 && slopes[0] == slopes[1]);
-/// # Ok::<(), gpu_pool::Error>(())
-/// ```
+/// The page "Data parallel" of the guide has an example.
 ///
 /// **Rows.** [`Gradients::scale`] is one over the rows of the whole batch. A closure that multiplies each row's loss by
 /// it gives the mean over the batch, however the rows are split. A device without rows does not run the closure. Of

@@ -43,24 +43,7 @@ impl ParameterGroup {
 /// [`Optimizer`]'s formulas. Each gradient is a buffer of its own. Keep it beside the parameters: in a
 /// [`Stage`](crate::Stage), or in a [`PerDevice`](gpu_pool::PerDevice).
 ///
-/// ```
-/// use gpu_pool::GpuPool;
-/// use gpu_pool_train::{LocalOptimizer, Optimizer, ParameterGroup};
-///
-/// let pool = GpuPool::builder().host(2).build()?;
-/// let found = pool.run(|dev, _| {
-///     let adam = Optimizer::adam_w(0.1).clip(1.0);
-///     let groups = [ParameterGroup::new(adam.decay(0.1), &[4]), ParameterGroup::new(adam.decay(0.0), &[2])];
-///     let mut optimizer = LocalOptimizer::new(dev, &groups)?;
-///     let mut weights = [dev.upload(&[1.0f32; 4])?, dev.zeros(2)?]; // in the order of the groups
-///     let gradients = [dev.upload(&[2.0f32; 4])?, dev.zeros(2)?];
-///     let all = dev.group(&[0, 1])?;
-///     let norm = optimizer.step_in(&all, &gradients, &mut weights)?.expect("it clips");
-///     dev.download(&norm)
-/// })?;
-/// assert!(found.iter().all(|norm| (norm[0] - 32f32.sqrt()).abs() < 1e-6)); // over both devices
-/// # Ok::<(), gpu_pool::Error>(())
-/// ```
+/// The page "Data parallel" of the guide has an example.
 ///
 /// **Groups.** Each has rates and decay of its own. All have the same [`clip`](Optimizer::clip), since the norm is that
 /// of all gradients.

@@ -31,45 +31,7 @@ struct Stages<S> {
 /// of a [`PipelineSchedule`], moves activations and gradients between devices, and keeps the values for the backward
 /// passes. It is one-sided: a stage passes its result on and goes on, so no order of sends can deadlock.
 ///
-/// ```
-/// use gpu_pool::{Device, DeviceBuffer, GpuPool, Result};
-/// use gpu_pool_train::{StageContext, Pipeline, PipelineSchedule, Stage};
-///
-/// /// Multiplies by a number, which it could learn.
-/// struct Scale { factor: f32, gradient: f32 }
-///
-/// impl Stage for Scale {
-///     type Activation = DeviceBuffer<f32>;
-///     type Saved = f32; // The sum of the inputs.
-///
-///     fn forward(
-///         &mut self, dev: &Device, _: StageContext, mut x: Self::Activation,
-///     ) -> Result<(Self::Activation, f32)> {
-///         let sum = dev.download(&dev.sum(&x)?)?[0];
-///         dev.scale(&mut x, self.factor)?;
-///         Ok((x, sum))
-///     }
-///     fn backward(
-///         &mut self, dev: &Device, at: StageContext, sum: f32, mut dy: Self::Activation,
-///     ) -> Result<Option<Self::Activation>> {
-///         let old = if at.accumulate { self.gradient } else { 0.0 };
-///         self.gradient = old + sum * dev.download(&dy)?[0];
-///         dev.scale(&mut dy, self.factor)?;
-///         Ok(Some(dy))
-///     }
-/// }
-///
-/// let pool = GpuPool::builder().host(2).build()?;
-/// let schedule = PipelineSchedule::one_f_one_b(2, 3)?;
-/// let mut model = Pipeline::new(&pool, schedule, |_, _| Ok(Scale { factor: 2.0, gradient: 0.0 }))?;
-/// let losses = model.step(
-///     |dev, micro| dev.upload(&vec![1.0; 1 + micro]), // Micro-batches may differ in size.
-///     |dev, _micro, y| Ok((dev.upload(&vec![1.0; y.len()])?, dev.download(&dev.sum(&y)?)?[0])),
-/// )?;
-/// assert_eq!(losses, [4.0, 8.0, 12.0]);
-/// assert_eq!(model.each(|_, _, stage| Ok(stage.gradient))?, [2.0 * 6.0, 12.0]);
-/// # Ok::<(), gpu_pool::Error>(())
-/// ```
+/// The page "Pipelines" of the guide has an example.
 ///
 /// # Errors and panics
 ///
@@ -123,44 +85,7 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// Each pipeline works on micro-batches of its own. Afterwards [`each`](Self::each) can sum the gradients over
     /// the pipelines, by collectives of the groups of devices that have the same stages.
     ///
-    /// ```
-    /// # use gpu_pool::{Device, DeviceBuffer, GpuPool, ReduceOp, Result};
-    /// # use gpu_pool_train::{StageContext, Pipeline, PipelineSchedule, Stage};
-    /// # struct Sum(DeviceBuffer<f32>);
-    /// # impl Stage for Sum {
-    /// #     type Activation = DeviceBuffer<f32>;
-    /// #     type Saved = ();
-    /// #     fn forward(&mut self, _: &Device, _: StageContext, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>,
-    /// ())> {
-    /// #         Ok((x, ()))
-    /// #     }
-    /// #     fn backward(&mut self, dev: &Device, _: StageContext, _: (), dy: DeviceBuffer<f32>)
-    /// #         -> Result<Option<DeviceBuffer<f32>>>
-    /// #     {
-    /// #         dev.axpy(1.0, &dy, &mut self.0)?;
-    /// #         Ok(Some(dy))
-    /// #     }
-    /// # }
-    /// // Devices 0 and 1 are one pipeline, 2 and 3 the other.
-    /// let pool = GpuPool::builder().host(4).build()?;
-    /// let pipeline = |dev: &Device| dev.rank() / 2;
-    /// let mut model = Pipeline::new_in(
-    ///     &pool,
-    ///     move |dev| dev.group(&[2 * pipeline(dev), 2 * pipeline(dev) + 1]),
-    ///     PipelineSchedule::gpipe(2, 4)?,
-    ///     |dev, _stage| Ok(Sum(dev.zeros(1)?)),
-    /// )?;
-    /// model.step(
-    ///     |dev, micro| dev.upload(&[(10 * pipeline(dev) + micro) as f32]),
-    ///     |_, _, y| Ok((y, ())),
-    /// )?;
-    /// let sums = model.each(|dev, stage, Sum(gradient)| {
-    ///     dev.group(&[stage, stage + 2])?.all_reduce(gradient, ReduceOp::Sum)?;
-    ///     dev.download(gradient)
-    /// })?;
-    /// assert_eq!(sums, [[52.0]; 4]); // 0 + 1 + 2 + 3 and 10 + 11 + 12 + 13
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
+    /// The page "Pipelines" of the guide has an example.
     ///
     /// # Errors
     /// As [`new`](Self::new), and those of `group`; [`Error::InvalidArgument`] if the members of a group have made

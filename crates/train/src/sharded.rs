@@ -21,30 +21,7 @@ use step::{ShardedStep, Terms};
 /// the [`Optimizer`] says so, updates the parameters, and gives all devices the new ones. Keep it in a
 /// [`PerDevice`](gpu_pool::PerDevice), or make it in the scope that trains.
 ///
-/// ```
-/// use gpu_pool::{GpuPool, ReduceOp};
-/// use gpu_pool_train::{Optimizer, ShardedOptimizer};
-///
-/// let pool = GpuPool::builder().host(2).build()?;
-/// let found = pool.run(|dev, shard| {
-///     let group = dev.group(&[0, 1])?;
-///     let optimizer = Optimizer::sgd(0.5).clip(2.5);
-///     // Two parameters, of 3 and of 1 elements.
-///     let mut sharded = ShardedOptimizer::new(&group, optimizer, ReduceOp::Avg, &[3, 1])?;
-///     let mut weights = [dev.upload(&[1.0f32; 3])?, dev.upload(&[1.0f32])?];
-///     let mut grads = dev.zeros::<f32>(sharded.len())?;
-///     // The backward pass: their mean is 3 and 4.
-///     dev.fill(&mut grads.slice_mut(sharded.place(0).start..1), 2.0 + 2.0 * shard.index() as f32)?;
-///     dev.fill(&mut grads.slice_mut(sharded.place(1)), 4.0)?;
-///     let norm = sharded.step(dev, &mut grads, &mut weights)?.expect("gradients are clipped");
-///     Ok((dev.download(&norm)?[0], dev.download(&weights[0])?, dev.download(&weights[1])?))
-/// })?;
-/// for (norm, first, second) in found {
-///     assert_eq!(norm, 5.0);
-///     assert!((first[0] - 0.25).abs() < 1e-6 && first[1..] == [1.0; 2] && second[0].abs() < 1e-6);
-/// }
-/// # Ok::<(), gpu_pool::Error>(())
-/// ```
+/// The page "Data parallel" of the guide has an example.
 ///
 /// **Memory.** Each of `N` devices keeps the moments, and the copies in `f32` of half types, of one `N`-th of the
 /// parameters. Gradients of all parameters are in one buffer of [`len`](Self::len) elements, in order, each at its

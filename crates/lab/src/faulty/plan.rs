@@ -22,18 +22,7 @@ const LOG: usize = 1 << 16;
 /// Faults to inject: a list of rules, each with a device, an operation, a time and a fault. For
 /// [`LabBuilder::faults`](crate::prelude::LabBuilder::faults); works on software GPUs and on CUDA.
 ///
-/// ```
-/// use gpu_pool::{Error, GpuPool};
-/// use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
-///
-/// let plan = FaultPlan::new().on(FaultRule::new(Injected::OutOfMemory).device(1).op(FaultOp::Alloc).from(3)).paused();
-/// let pool = GpuPool::builder().host(2).faults(plan.clone()).build()?;
-/// plan.resume();
-/// let failed = pool.run(|dev, _| (0..8).map(|_| dev.zeros::<u8>(4 << 20)).collect::<Result<Vec<_>, _>>());
-/// assert!(matches!(failed, Err(Error::OutOfMemory { device: 1, .. })));
-/// assert_eq!(plan.fired()[0].to_string(), "device 1, alloc 3: oom");
-/// # Ok::<(), Error>(())
-/// ```
+/// The page "Testing without GPUs" of the guide has an example.
 ///
 /// A plan can be written as text, for `GPU_POOL_FAULTS`. Rules are separated by `;`. [`Display`](std::fmt::Display)
 /// writes the text that [`FromStr`](std::str::FromStr) reads. `FromStr` refuses a rule whose operation can never show

@@ -37,32 +37,7 @@ impl<S: Stage + 'static> Pipeline<S> {
     ///
     /// It has the stages of this process: in a pipeline of several processes each saves its own, in a file of its own.
     ///
-    /// ```
-    /// # use gpu_pool::{Device, DeviceBuffer, GpuPool, Result};
-    /// # use gpu_pool_train::{Pipeline, PipelineSchedule, Stage, StageContext};
-    /// # struct Sum(DeviceBuffer<f32>);
-    /// # impl Stage for Sum {
-    /// #     type Activation = DeviceBuffer<f32>;
-    /// #     type Saved = ();
-    /// #     fn forward(
-    /// #         &mut self, _: &Device, _: StageContext, x: Self::Activation,
-    /// #     ) -> Result<(Self::Activation, ())> {
-    /// #         Ok((x, ()))
-    /// #     }
-    /// #     fn backward(
-    /// #         &mut self, _: &Device, _: StageContext, _: (), dy: Self::Activation,
-    /// #     ) -> Result<Option<Self::Activation>> {
-    /// #         Ok(Some(dy))
-    /// #     }
-    /// # }
-    /// let pool = GpuPool::builder().host(2).build()?;
-    /// let schedule = PipelineSchedule::gpipe(2, 4)?;
-    /// let mut model = Pipeline::new(&pool, schedule, |dev, stage| Ok(Sum(dev.upload(&[stage as f32])?)))?;
-    /// let checkpoint = model.checkpoint(|dev, _, Sum(w), to| to.insert("w", &[1], &dev.download(w)?))?;
-    /// assert_eq!(checkpoint.tensor::<f32>("stage1.w")?, [1.0]);
-    /// model.restore(&checkpoint, |dev, _, Sum(w), from| dev.upload_into(&from.tensor("w")?, w))?;
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
+    /// The page "Checkpoints" of the guide has an example.
     ///
     /// Errors: as [`each`](Self::each).
     #[track_caller]

@@ -144,27 +144,7 @@ impl<T: Float + Element> LinearPart<T> {
 /// Forward nothing is exchanged. Backward the gradient of `x` is summed over the members (Megatron's f), beside the
 /// gradients of the weights.
 ///
-/// ```
-/// use gpu_pool::GpuPool;
-/// use gpu_pool_train::{ColumnLinear, RowLinear};
-///
-/// let pool = GpuPool::builder().host(3).build()?;
-/// let (w1, b1) = ([1.0f32; 2 * 4], [0.5f32; 4]); // 2 inputs, 4 columns: 2, 1 and 1 of them
-/// let (w2, b2) = ([2.0f32; 4 * 1], [10.0f32]);
-/// let found = pool.run(|dev, _| {
-///     let group = dev.group(&[0, 1, 2])?;
-///     let mut first = ColumnLinear::new(&group, &w1, &b1)?;
-///     let mut second = RowLinear::new(&group, &w2, &b2)?;
-///     let (x, dy) = (dev.upload(&[1.0f32, 2.0])?, dev.upload(&[1.0f32])?); // one row, on all
-///     let h = first.forward(&group, &x, 1)?;                                // own columns
-///     let y = second.forward(&group, &h, 1)?;                               // one all-reduce
-///     let dh = second.backward(&group, &h, &dy, 1, false)?;                 // own columns
-///     let dx = first.backward(&group, &x, &dh, 1, false)?;                  // one all-reduce
-///     Ok((dev.download(&y)?, dev.download(&dx)?))
-/// })?;
-/// assert!(found.iter().all(|found| *found == (vec![38.0], vec![8.0, 8.0])));
-/// # Ok::<(), gpu_pool::Error>(())
-/// ```
+/// The page "Tensor parallel" of the guide has an example.
 #[derive(Debug)]
 pub struct ColumnLinear<T: Float> {
     /// The own columns.

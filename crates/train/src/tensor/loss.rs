@@ -18,22 +18,7 @@ use gpu_pool::{AsView, AsViewMut, DeviceBuffer, Element, Group, Result, kernel::
 /// Rows of a NaN or `+inf`, or all of `-inf`, have a loss of NaN, as of
 /// [`cross_entropy`](crate::ops::Softmax::cross_entropy).
 ///
-/// ```
-/// use gpu_pool::GpuPool;
-/// use gpu_pool_train::{Indices, vocabulary_cross_entropy};
-///
-/// let pool = GpuPool::builder().host(2).build()?;
-/// let found = pool.run(|dev, _| {
-///     let group = dev.group(&[0, 1])?;
-///     let labels = Indices::new(&group, &[2], 3)?;                  // one row; the vocabulary has 3 words
-///     let mut logits = dev.upload(&[[0.0f32, 0.0].as_slice(), &[0.0]][dev.rank()].to_vec())?; // 2 and 1 columns
-///     let loss = vocabulary_cross_entropy(&group, &mut logits, &labels, 3.0)?;
-///     Ok((dev.download(&loss)?, dev.download(&logits)?))
-/// })?;
-/// assert!(found.iter().all(|(loss, _)| (loss[0] - 3.0f32.ln()).abs() < 1e-6));
-/// assert!((found[1].1[0] + 2.0).abs() < 1e-6); // (1/3 - 1) * 3
-/// # Ok::<(), gpu_pool::Error>(())
-/// ```
+/// The page "Tensor parallel" of the guide has an example.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) if `logits` is not one row of the own columns for each

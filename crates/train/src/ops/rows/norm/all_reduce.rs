@@ -40,21 +40,7 @@ pub trait AllReduceNorm {
     ///
     /// Asynchronous on the current stream; can be captured.
     ///
-    /// ```
-    /// # use gpu_pool_train::{RowNorm, prelude::*};
-    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
-    /// let found = pool.run(|dev, _| {
-    ///     let weight = dev.upload(&[1.0f32, 10.0])?;
-    ///     let mut residual = dev.upload(&[0.0f32, 0.0, 1.0, 5.0])?; // 2 rows of 2
-    ///     let mut x = dev.upload(&[1.0f32, -1.0, 1.5, -3.5])?; // this member's partial sums
-    ///     let saved = dev.all_reduce_norm(&mut x, &mut residual, RowNorm::rms(&weight, 0.0))?;
-    ///     assert_eq!(dev.download(&residual)?, [2.0, -2.0, 4.0, -2.0]);
-    ///     assert_eq!(dev.download(&saved.rstd)?[0], 0.5);
-    ///     dev.download(&x.slice(..2))
-    /// })?;
-    /// assert_eq!(found, [[1.0, -10.0], [1.0, -10.0]]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
+    /// The page "Collectives" of the guide has an example.
     #[track_caller]
     fn all_reduce_norm<X: AsViewMut<Elem: Float + Element>>(
         &self,
