@@ -28,6 +28,11 @@ pub(crate) fn text_of(value: &dyn fmt::Display, instead: &str) -> String {
     text.unwrap_or_else(|| instead.to_owned())
 }
 
+/// The text of a panic, if its payload is one.
+pub fn payload_text(payload: &(dyn Any + Send)) -> Option<&str> {
+    payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+}
+
 /// Drops the payload of a panic. The drop may panic itself; the payload of that second panic is leaked, since its drop
 /// may panic again.
 pub fn discard(payload: Box<dyn Any + Send>) {

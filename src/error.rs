@@ -1,6 +1,7 @@
 //! The crate's error type. Its variants are sorted by the caller's remedies. `Error` is `Clone`, so that every member
 //! of a poisoned gang can hold the cause.
 
+mod calls;
 pub(crate) mod misuse;
 pub(crate) mod op_site;
 pub(crate) mod out_of_memory;
@@ -10,6 +11,9 @@ pub(crate) mod units;
 
 pub use crate::token::DeviceThreadOnly;
 use crate::{contain::text_of, here};
+use calls::also_calls;
+pub(crate) use calls::listed;
+pub use calls::{DeviceCall, WorldCall};
 pub use misuse::{Allocation, Kind, Operation, Report};
 use op_site::OpSite;
 pub(crate) use out_of_memory::BookedJob;
@@ -21,24 +25,6 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A call in the user's code, from `#[track_caller]`.
 pub type Site = &'static Location<'static>;
-
-/// A call that a device's thread has made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceCall {
-    /// Ordinal in the pool.
-    pub device: usize,
-    /// The operation; "scope begin" if the device has made no call in its scope yet.
-    pub op: &'static str,
-    /// Where in the caller's code.
-    pub site: Site,
-}
-
-impl fmt::Display for DeviceCall {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DeviceCall { device, op, site } = self;
-        write!(f, "device {device}: {op} at {site}")
-    }
-}
 
 /// Everything this crate reports. See the [module docs](self) for the principle.
 ///
@@ -230,7 +216,7 @@ pub enum Error {
     },
     /// The checker (`gpu_pool_lab::Check`) has refused an operation, which did not run; or it has
     /// found an earlier write out of bounds.
-    #[error("device {device}: {}\n{report}", what_the_checker_did(.op, .report))]
+    #[error("device {device}: {}\n{report}", report.found_at(.op))]
     Misuse {
         device: usize,
         op: &'static str,
@@ -399,26 +385,6 @@ where
     }
 }
 
-/// A call of another process, or of this one, in [`Error::WorldMismatch`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WorldCall {
-    /// The number of the process in the cluster.
-    pub host: usize,
-    /// The ordinal of the device in that process's pool.
-    pub device: usize,
-    /// The call, with its arguments.
-    pub call: String,
-    /// File, line and column in that process's program.
-    pub site: String,
-}
-
-impl fmt::Display for WorldCall {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let WorldCall { host, device, call, site } = self;
-        write!(f, "device {device} of host {host} called {call} at {site}")
-    }
-}
-
 impl Error {
     /// Wraps the caller's own error, or a message, so that a device closure can return it.
     ///
@@ -476,21 +442,6 @@ fn by(holder: &Option<(&'static str, Site)>) -> String {
     holder.map_or_else(String::new, |(op, site)| format!(", by {op} at {site}"))
 }
 
-pub(crate) fn listed(calls: &[DeviceCall]) -> String {
-    calls.iter().map(DeviceCall::to_string).collect::<Vec<_>>().join(", ")
-}
-
-fn also_calls(calls: &[DeviceCall]) -> String {
-    if calls.is_empty() { String::new() } else { format!("; last calls: {}", listed(calls)) }
-}
-
 fn at(site: &Option<Site>) -> String {
     site.map_or_else(String::new, |site| format!(" at {site}"))
-}
-
-fn what_the_checker_did(op: &str, report: &Report) -> String {
-    match report.kind {
-        Kind::OutOfBounds => format!("the checker has found a mistake at {op}"),
-        _ => format!("{op} was refused by the checker"),
-    }
 }

@@ -186,8 +186,8 @@ pub trait Args<S: Signature> {
     fn pack(self) -> PackedArgs;
 }
 
-macro_rules! tuples {
-    ($( ($($P:ident $A:ident $i:tt),+) )*) => {$(
+macro_rules! tuple {
+    ($(($P:ident $A:ident $i:tt))+) => {
         impl<$($P: Param),+> Signature for ($($P,)+) {}
 
         impl<Func, $($P: Param),+> HostFn<($($P,)+)> for Func
@@ -217,21 +217,11 @@ macro_rules! tuples {
                 all
             }
         }
-    )*};
+    };
 }
-tuples! {
-    (P0 A0 0)
-    (P0 A0 0, P1 A1 1)
-    (P0 A0 0, P1 A1 1, P2 A2 2)
-    (P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3)
-    (P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3, P4 A4 4)
-    (P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3, P4 A4 4, P5 A5 5)
-    (P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3, P4 A4 4, P5 A5 5, P6 A6 6)
-    (P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3, P4 A4 4, P5 A5 5, P6 A6 6, P7 A7 7)
-    (P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3, P4 A4 4, P5 A5 5, P6 A6 6, P7 A7 7, P8 A8 8)
-    (P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3, P4 A4 4, P5 A5 5, P6 A6 6, P7 A7 7, P8 A8 8, P9 A9 9)
-    (P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3, P4 A4 4, P5 A5 5, P6 A6 6, P7 A7 7, P8 A8 8, P9 A9 9, P10 A10 10)
-    (P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3, P4 A4 4, P5 A5 5, P6 A6 6, P7 A7 7, P8 A8 8, P9 A9 9, P10 A10 10, P11 A11 11)
+each_start! { tuple []
+    (P0 A0 0) (P1 A1 1) (P2 A2 2) (P3 A3 3) (P4 A4 4) (P5 A5 5) (P6 A6 6) (P7 A7 7) (P8 A8 8) (P9 A9 9) (P10 A10 10)
+    (P11 A11 11)
 }
 
 /// A value of a type without bytes.
@@ -325,29 +315,7 @@ impl<S: Signature> Kernel<S> {
 /// a panic in the host kernel the software device is lost, as a GPU is after a fault. One `kernel!` may declare several
 /// kernels.
 ///
-/// ```
-/// use gpu_pool::{GpuPool, LaunchDims, Module, kernel};
-///
-/// static MODULE: Module =
-///     Module::ptx(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/ptx/elementwise.ptx")));
-/// kernel! {
-///     /// y += a * x
-///     static SAXPY: "axpy_f32" in MODULE, fn(x: &[f32], y: &mut [f32], n: u64, a: f32) |_| {
-///         for (y, x) in y.iter_mut().zip(x).take(n as usize) { *y += a * x }
-///     }
-/// }
-///
-/// let pool = GpuPool::builder().host(2).module(&MODULE).build()?;
-/// let out = pool.run(|dev, shard| {
-///     let x = dev.upload(&[1.0f32, 2.0, 3.0])?;
-///     let mut y = dev.zeros::<f32>(3)?;
-///     // SAFETY: the kernel fits its signature and touches only the first n elements of each.
-///     unsafe { dev.launch(&SAXPY, LaunchDims::cover(3), (&x, &mut y, 3u64, shard.index() as f32))? };
-///     dev.download(&y)
-/// })?;
-/// assert_eq!(out, [[0.0, 0.0, 0.0], [1.0, 2.0, 3.0]]);
-/// # Ok::<(), gpu_pool::Error>(())
-/// ```
+/// The page "Your own kernels, and cudarc" of the guide has an example.
 ///
 /// A variable that is a `&mut` moves into the tuple; [`Device::launch`](crate::Device::launch) says how to keep it. A
 /// wrong argument does not compile:

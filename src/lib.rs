@@ -107,6 +107,8 @@ mod lab;
 mod device;
 mod ops;
 
+#[cfg(doctest)]
+#[path = "../tests/unit/book.rs"]
 mod book;
 mod builder;
 #[cfg(feature = "insight")]

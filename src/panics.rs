@@ -9,7 +9,7 @@
 //! text cannot be distinguished.
 
 use crate::{
-    contain::discard,
+    contain::{discard, payload_text},
     error::{Error, Result},
 };
 use once_cell::sync::OnceCell;
@@ -73,12 +73,8 @@ struct Payload(TypeId, Option<(usize, String)>);
 
 impl Payload {
     fn of(payload: &(dyn Any + Send)) -> Self {
-        Payload(payload.type_id(), text(payload).map(|text| (text.as_ptr().addr(), text.to_owned())))
+        Payload(payload.type_id(), payload_text(payload).map(|text| (text.as_ptr().addr(), text.to_owned())))
     }
-}
-
-fn text(payload: &(dyn Any + Send)) -> Option<&str> {
-    payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str))
 }
 
 fn note(info: &panic::PanicHookInfo<'_>) {
@@ -129,7 +125,7 @@ pub(crate) fn catch<R>(device: usize, f: impl FnOnce() -> R) -> Result<R> {
 
 /// The error for a panic. Its place is lost together with the thread that it has ended.
 pub(crate) fn error(device: usize, payload: Box<dyn Any + Send>, place: Option<String>) -> Error {
-    let message = text(&*payload).unwrap_or("a payload that is not text").to_owned();
+    let message = payload_text(&*payload).unwrap_or("a payload that is not text").to_owned();
     discard(payload);
     Error::Panicked { device, message, place: place.unwrap_or_else(|| UNKNOWN.to_owned()) }
 }

@@ -256,11 +256,7 @@ pub(crate) fn by_its_text<E: fmt::Display>(error: &E, poison: &dyn Fn(Error) -> 
 #[derive(Debug, Default)]
 struct TextOfError(OnceCell<String>);
 
-impl fmt::Display for TextOfError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0.wait())
-    }
-}
+display_as!(TextOfError, |self, f| f.write_str(self.0.wait()));
 
 impl std::error::Error for TextOfError {}
 

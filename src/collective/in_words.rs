@@ -54,15 +54,11 @@ fn write(f: &mut impl Write, n: usize) -> fmt::Result {
 
 struct Bytes(usize);
 
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            bytes if bytes >= 1 << 20 && bytes % (1 << 20) == 0 => write!(f, "{} MB", bytes >> 20),
-            bytes if bytes >= 1 << 10 => write!(f, "{} KB", bytes >> 10),
-            bytes => write!(f, "{bytes} B"),
-        }
-    }
-}
+display_as!(Bytes, |self, f| match self.0 {
+    bytes if bytes >= 1 << 20 && bytes % (1 << 20) == 0 => write!(f, "{} MB", bytes >> 20),
+    bytes if bytes >= 1 << 10 => write!(f, "{} KB", bytes >> 10),
+    bytes => write!(f, "{bytes} B"),
+});
 
 #[cfg(test)]
 #[path = "../../tests/unit/collective/in_words_tests.rs"]

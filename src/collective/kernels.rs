@@ -31,31 +31,12 @@ pub(crate) struct Entry {
     pub host: Option<HostKernel>,
 }
 
-macro_rules! typed {
-    ($dtype:expr, $name:literal) => {{
-        use $crate::fabric::types::DType;
-        match $dtype {
-            DType::F32 => concat!($name, "_f32"),
-            DType::F64 => concat!($name, "_f64"),
-            DType::F16 => concat!($name, "_f16"),
-            DType::BF16 => concat!($name, "_bf16"),
-            DType::I8 => concat!($name, "_i8"),
-            DType::U8 => concat!($name, "_u8"),
-            DType::I32 => concat!($name, "_i32"),
-            DType::U32 => concat!($name, "_u32"),
-            DType::I64 => concat!($name, "_i64"),
-            DType::U64 => concat!($name, "_u64"),
-        }
-    }};
-}
-pub(super) use typed;
-
-/// As `typed`, for kernels that there are of floats only.
+/// As `typed_name`, for kernels that there are of floats only.
 macro_rules! typed_float {
     ($dtype:expr, $name:literal) => {{
-        use $crate::{collective::kernels::typed, fabric::types::DType};
+        use $crate::fabric::types::DType;
         let dtype = $dtype;
-        matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::BF16).then(|| typed!(dtype, $name))
+        matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::BF16).then(|| typed_name!(dtype, $name))
     }};
 }
 pub(super) use typed_float;
@@ -67,7 +48,7 @@ pub(crate) fn combine(dtype: DType) -> Entry {
     }
     let host: HostKernel = host!(F32 f32, F64 f64, F16 half::f16, BF16 half::bf16, I8 i8, U8 u8, I32 i32, U32 u32,
         I64 i64, U64 u64);
-    Entry { module: &builtin::COMBINE, name: typed!(dtype, "combine"), host: Some(host) }
+    Entry { module: &builtin::COMBINE, name: typed_name!(dtype, "combine"), host: Some(host) }
 }
 
 /// A kernel that takes part in a barrier and touches no memory, with its arguments.

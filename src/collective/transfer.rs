@@ -198,9 +198,9 @@ impl Transfer for String {
     }
 }
 
-macro_rules! hop_tuples {
-    ($($($A:ident $a:ident),+;)+) => {
-        $(impl<$($A: Transfer),+> Transfer for ($($A,)+) {
+macro_rules! hop_tuple {
+    ($(($A:ident $a:ident))+) => {
+        impl<$($A: Transfer),+> Transfer for ($($A,)+) {
             fn transfer(self, dev: &Device) -> Result<Self> {
                 let ($($a,)+) = self;
                 Ok(($($a.transfer(dev)?,)+))
@@ -215,17 +215,10 @@ macro_rules! hop_tuples {
             fn unpack(from: &mut Unpack<'_>) -> Result<Self> {
                 Ok(($($A::unpack(from)?,)+))
             }
-        })+
+        }
     };
 }
-hop_tuples! {
-    A a;
-    A a, B b;
-    A a, B b, C c;
-    A a, B b, C c, D d;
-    A a, B b, C c, D d, E e;
-    A a, B b, C c, D d, E e, F f;
-}
+each_start! { hop_tuple [] (A a) (B b) (C c) (D d) (E e) (F f) }
 
 /// The types that [`Builder::register_transfer`](crate::Builder::register_transfer) need not name: buffers of all
 /// [`Element`]s, pairs of these, numbers and texts; and `Vec`s of all.

@@ -10,7 +10,7 @@ use crate::{
     },
 };
 use smallvec::SmallVec;
-use std::{cell::Cell, fmt, rc::Rc, sync::Arc};
+use std::{cell::Cell, rc::Rc, sync::Arc};
 
 /// The identity of a group in any later scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,14 +30,10 @@ impl GroupKey {
     }
 }
 
-impl fmt::Display for GroupKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            GroupKey::Local(ordinals) => write!(f, "{ordinals:?}"),
-            GroupKey::World(places) => write!(f, "{places:?}"),
-        }
-    }
-}
+display_as!(GroupKey, |self, f| match self {
+    GroupKey::Local(ordinals) => write!(f, "{ordinals:?}"),
+    GroupKey::World(places) => write!(f, "{places:?}"),
+});
 
 impl Device {
     /// The group of all devices of all processes of the cluster: those of the first process, then those of the second,

@@ -76,34 +76,38 @@ pub struct Report {
     pub missing: String,
 }
 
-struct Where<'a>(&'a Operation);
-
-impl fmt::Display for Where<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.0.stream, self.0.device) {
-            (Some(stream), Some(device)) => write!(f, "stream {stream} of device {device}"),
-            (None, Some(device)) => write!(f, "device {device}"),
-            _ => f.write_str("the host"),
+impl Report {
+    /// What the checker did at the operation `op`.
+    pub(super) fn found_at(&self, op: &str) -> String {
+        match self.kind {
+            Kind::OutOfBounds => format!("the checker has found a mistake at {op}"),
+            _ => format!("{op} was refused by the checker"),
         }
     }
 }
 
+struct Where<'a>(&'a Operation);
+
+display_as!(Where<'_>, |self, f| match (self.0.stream, self.0.device) {
+    (Some(stream), Some(device)) => write!(f, "stream {stream} of device {device}"),
+    (None, Some(device)) => write!(f, "device {device}"),
+    _ => f.write_str("the host"),
+});
+
 /// Writes the operation as a phrase: `launch (`saxpy`, writes)`.
 struct What<'a>(&'a Operation, Kind);
 
-impl fmt::Display for What<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Operation { op, detail, write, .. } = self.0;
-        let comma = if detail.is_empty() { "" } else { ", " };
-        let verb = match self.1 {
-            Kind::UnrecordedEvent => "waits",
-            Kind::FreeInUse if self.0.device.is_none() => "frees",
-            _ if *write => "writes",
-            _ => "reads",
-        };
-        write!(f, "{op} ({detail}{comma}{verb})")
-    }
-}
+display_as!(What<'_>, |self, f| {
+    let Operation { op, detail, write, .. } = self.0;
+    let comma = if detail.is_empty() { "" } else { ", " };
+    let verb = match self.1 {
+        Kind::UnrecordedEvent => "waits",
+        Kind::FreeInUse if self.0.device.is_none() => "frees",
+        _ if *write => "writes",
+        _ => "reads",
+    };
+    write!(f, "{op} ({detail}{comma}{verb})")
+});
 
 fn word(operation: &Operation) -> String {
     if operation.detail.starts_with('`') { operation.detail.clone() } else { format!("`{}`", operation.op) }

@@ -169,11 +169,9 @@ impl fmt::Display for OutOfMemoryReport {
 /// Writes a report below an error's first line, with each line indented.
 pub(crate) struct Indented<T>(pub(crate) T);
 
-impl<T: fmt::Display> fmt::Display for Indented<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.to_string().lines().try_for_each(|line| write!(f, "\n  {line}"))
-    }
-}
+display_as!(Indented<T> [T: fmt::Display], |self, f| {
+    self.0.to_string().lines().try_for_each(|line| write!(f, "\n  {line}"))
+});
 
 #[cfg(test)]
 #[path = "../../tests/unit/error/out_of_memory_tests.rs"]

@@ -1,7 +1,7 @@
 //! Call sites as values that can be stored in a file, and sums of memory by call site, for reports and snapshots.
 
 use super::op_site::OpSite;
-use std::{borrow::Cow, fmt};
+use std::borrow::Cow;
 
 /// An operation, and its call in the user's code.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,11 +24,7 @@ impl From<OpSite> for CallSite {
     }
 }
 
-impl fmt::Display for CallSite {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at {}:{}:{}", self.op, self.file, self.line, self.column)
-    }
-}
+display_as!(CallSite, |self, f| write!(f, "{} at {}:{}:{}", self.op, self.file, self.line, self.column));
 
 /// Live blocks of one call site.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,23 +39,17 @@ pub struct Holder {
     pub bytes: u64,
 }
 
-impl fmt::Display for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        use super::units::{Bytes, count};
-        write!(f, "{:>10} in {:<12} {}", Bytes(self.bytes), count(self.blocks, "block"), Name(self.site.as_ref()))
-    }
-}
+display_as!(Holder, |self, f| {
+    use super::units::{Bytes, count};
+    write!(f, "{:>10} in {:<12} {}", Bytes(self.bytes), count(self.blocks, "block"), Name(self.site.as_ref()))
+});
 
 pub(crate) struct Name<'a>(pub(crate) Option<&'a CallSite>);
 
-impl fmt::Display for Name<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(site) => site.fmt(f),
-            None => f.write_str("call site not recorded"),
-        }
-    }
-}
+display_as!(Name<'_>, |self, f| match self.0 {
+    Some(site) => write!(f, "{site}"),
+    None => f.write_str("call site not recorded"),
+});
 
 pub(crate) fn holders(blocks: impl Iterator<Item = (Option<CallSite>, u64)>) -> Vec<Holder> {
     let mut sums = std::collections::HashMap::<Option<CallSite>, (usize, u64)>::new();

@@ -27,15 +27,11 @@ impl fmt::Display for Bytes {
 #[derive(Clone, Copy)]
 pub(crate) struct Micros(pub(crate) u64);
 
-impl fmt::Display for Micros {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&match self.0 {
-            us @ 0..1000 => format!("{us} us"),
-            us @ 1000..1_000_000 => format!("{:.2} ms", us as f64 / 1e3),
-            us => format!("{:.3} s", us as f64 / 1e6),
-        })
-    }
-}
+display_as!(Micros, |self, f| f.pad(&match self.0 {
+    us @ 0..1000 => format!("{us} us"),
+    us @ 1000..1_000_000 => format!("{:.2} ms", us as f64 / 1e3),
+    us => format!("{:.3} s", us as f64 / 1e6),
+}));
 
 /// `1 block`, `2 blocks`.
 pub(crate) fn count(n: usize, what: &str) -> String {

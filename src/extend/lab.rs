@@ -8,7 +8,7 @@ use crate::{
     memory::calls::{self, Kind},
 };
 pub use crate::{
-    contain::discard,
+    contain::{discard, payload_text},
     driver::{
         host::timing::{Clock, Cost, HostCall, Machine, Side, Time},
         layer::forward,

@@ -105,13 +105,11 @@ impl ThenNorm {
     }
 }
 
-impl std::fmt::Display for ThenNorm {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let kind = if self.0 & Self::LAYER == 0 { "RMS" } else { "layer" };
-        let (cols, eps) = ((self.0 & !Self::LAYER) >> 32, f32::from_bits(self.0 as u32));
-        write!(f, "{kind} norm of rows of {cols}, eps {eps:e}")
-    }
-}
+display_as!(ThenNorm, |self, f| {
+    let kind = if self.0 & Self::LAYER == 0 { "RMS" } else { "layer" };
+    let (cols, eps) = ((self.0 & !Self::LAYER) >> 32, f32::from_bits(self.0 as u32));
+    write!(f, "{kind} norm of rows of {cols}, eps {eps:e}")
+});
 
 /// A member's call.
 #[derive(Clone)]

@@ -5,7 +5,7 @@
 
 use super::call::Call;
 use crate::{DeviceBuffer, contain::Contained, memory::handle::Handover, sync::Inbox};
-use std::{any::Any, fmt, sync::Arc};
+use std::{any::Any, sync::Arc};
 
 /// A receiver's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,14 +15,10 @@ pub enum Label {
     Internal(u64),
 }
 
-impl fmt::Display for Label {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Label::Message => f.write_str("message"),
-            Label::Value(tag) | Label::Internal(tag) => write!(f, "value with tag {tag}"),
-        }
-    }
-}
+display_as!(Label, |self, f| match self {
+    Label::Message => f.write_str("message"),
+    Label::Value(tag) | Label::Internal(tag) => write!(f, "value with tag {tag}"),
+});
 
 /// The contents of a parcel. Messages are elements, values are values.
 pub(crate) enum Contents {

@@ -48,11 +48,7 @@ impl ReduceOp {
     }
 }
 
-impl fmt::Display for ReduceOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self, f)
-    }
-}
+display_as!(ReduceOp, |self, f| fmt::Debug::fmt(self, f));
 
 /// The name of an element type, as descriptors carry it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

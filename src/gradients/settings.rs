@@ -12,7 +12,7 @@ use crate::{
     fabric::call::Origin,
 };
 use smallvec::{SmallVec, smallvec};
-use std::{fmt, marker::PhantomData, sync::Arc};
+use std::{marker::PhantomData, sync::Arc};
 
 /// The type in which gradients travel between devices: their own type, or a narrower one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -241,18 +241,16 @@ struct Terms {
     site: Site,
 }
 
-/// The values that other processes must have alike, in words.
-impl fmt::Display for Terms {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Each member has a weight of its own.
-        let reduce = match self.settings.reduce {
-            ReduceOp::Scaled(_) => ReduceOp::Scaled(1.0),
-            reduce => reduce,
-        };
-        let settings = Settings { reduce, ..self.settings.clone() };
-        write!(f, "GradientExchange({:?}, {settings:?}, {:?})", self.dtype, self.sizes)
-    }
-}
+// The values that other processes must have alike, in words.
+display_as!(Terms, |self, f| {
+    // Each member has a weight of its own.
+    let reduce = match self.settings.reduce {
+        ReduceOp::Scaled(_) => ReduceOp::Scaled(1.0),
+        reduce => reduce,
+    };
+    let settings = Settings { reduce, ..self.settings.clone() };
+    write!(f, "GradientExchange({:?}, {settings:?}, {:?})", self.dtype, self.sizes)
+});
 
 impl Terms {
     fn differs(&self, other: &Terms) -> Option<Difference> {

@@ -13,6 +13,7 @@ mod keeper;
 mod map;
 mod placement;
 mod spec;
+mod state;
 mod stats;
 mod visit;
 
@@ -43,17 +44,7 @@ type Make<S> = Arc<dyn Fn(&Device) -> Result<S> + Send + Sync>;
 /// Any thread submits; a job goes to the device that is free first. Clones are of one queue. It keeps no borrow of the
 /// pool: when the pool is closed, jobs that have not begun end with [`Error::Closed`].
 ///
-/// ```
-/// use gpu_pool::GpuPool;
-///
-/// let pool = GpuPool::builder().host(2).build()?;
-/// let jobs = pool.jobs().queue(64).build()?;
-/// let sum = jobs.submit(|dev| dev.download(&dev.sum(&dev.upload(&[1.0f32, 2.0])?)?))?;
-/// let squares = jobs.map(0..10u32, |_, i| Ok(i * i)); // in the order of the inputs, some of them ahead
-/// assert_eq!(squares.collect::<gpu_pool::Result<Vec<_>>>()?[9], 81);
-/// assert_eq!(sum.wait()?, [3.0]);
-/// # Ok::<(), gpu_pool::Error>(())
-/// ```
+/// The page "Jobs" of the guide has an example.
 ///
 /// # How a job runs
 /// Its closure runs on the thread of its device, as a scope of one device: all rules of scopes hold. The next job's

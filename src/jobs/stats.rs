@@ -156,7 +156,7 @@ impl Meter {
     }
 }
 
-impl super::core::State {
+impl super::state::State {
     pub(super) fn stats(&self) -> JobStats {
         let meter = &self.meter;
         let all = meter.built.elapsed().as_secs_f64().max(1e-9);

@@ -2,8 +2,9 @@
 //! another entry waits for the thread.
 
 use super::{
-    core::{Core, Posts, Running},
+    core::{Core, Posts},
     job::Placed,
+    state::Running,
 };
 use crate::{
     error::{Error, Result, Site},

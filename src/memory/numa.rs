@@ -201,7 +201,7 @@ mod policy {
         }
     }
 
-    fn get() -> Option<(c_int, Mask)> {
+    pub fn get() -> Option<(c_int, Mask)> {
         let (mut mode, mut mask): (c_int, Mask) = (0, [0; NODES / BITS]);
         // SAFETY: a live word and a live mask of that many bits. Without flags the kernel reads no address.
         let result: c_long = unsafe {
@@ -219,20 +219,6 @@ mod policy {
         };
         // SAFETY: a live mask of that many bits, or none.
         unsafe { syscall(SYS_set_mempolicy, mode as c_long, mask, bits) == 0 }
-    }
-
-    #[cfg(test)]
-    pub fn node_of(at: *const u8) -> Option<u32> {
-        let mut node: c_int = -1;
-        let flags: c_ulong = 3;
-        // SAFETY: a live word, no mask, and an address that the kernel only looks up.
-        let result = unsafe { syscall(SYS_get_mempolicy, &raw mut node, ptr::null::<u8>(), 0 as c_ulong, at, flags) };
-        (result == 0).then_some(node as u32)
-    }
-
-    #[cfg(test)]
-    pub fn mode() -> Option<c_int> {
-        get().map(|(mode, _)| mode)
     }
 }
 

@@ -12,7 +12,6 @@ use crate::{
     fabric::plan::{MOST_BYTES, Shape},
     thread::worker::Shared,
 };
-use std::fmt;
 
 /// The answer of [`GpuPool::explain`] and of [`Group::explain`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,17 +58,15 @@ pub struct Rails {
     pub gather: Box<Explanation>,
 }
 
-impl fmt::Display for Explanation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}, meeting by {}: {}", self.algorithm, self.meets, self.reason)?;
-        write!(f, " ({} blocks; {})", self.blocks, self.limits)?;
-        let Some(rails) = &self.rails else { return Ok(()) };
-        let Rails { processes, rails, transport, sums, pieces, overlap, piece, gather } = rails;
-        write!(f, "; {processes} processes, {rails} rails over {transport}, {pieces} pieces of up to {piece} bytes")?;
-        write!(f, "{}", if *overlap { ", beside the steps inside" } else { "" })?;
-        write!(f, ", added up {sums}; {gather}")
-    }
-}
+display_as!(Explanation, |self, f| {
+    write!(f, "{:?}, meeting by {}: {}", self.algorithm, self.meets, self.reason)?;
+    write!(f, " ({} blocks; {})", self.blocks, self.limits)?;
+    let Some(rails) = &self.rails else { return Ok(()) };
+    let Rails { processes, rails, transport, sums, pieces, overlap, piece, gather } = rails;
+    write!(f, "; {processes} processes, {rails} rails over {transport}, {pieces} pieces of up to {piece} bytes")?;
+    write!(f, "{}", if *overlap { ", beside the steps inside" } else { "" })?;
+    write!(f, ", added up {sums}; {gather}")
+});
 
 impl GpuPool {
     /// Which algorithm an `all_reduce` of this many bytes on all devices uses, and why.

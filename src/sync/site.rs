@@ -13,6 +13,7 @@
 //! If no model fails without an ordering, the ordering is not needed or not tested; neither may stay. Relaxed
 //! operations have no name, since they cannot be weakened. `loom_tests/sites.rs` compares the list with the source.
 
+#[cfg(not(loom))]
 use super::shim::atomic::{Ordering, fence};
 
 /// The ordering of the site `name`.
@@ -39,38 +40,11 @@ pub const fn flag(name: &'static str) -> bool {
     false
 }
 
-/// The ordering of the site `name`, weakened if it is the mutant.
 #[cfg(loom)]
-pub fn ord(name: &'static str, order: Ordering) -> Ordering {
-    match mutant().and_then(|m| m.strip_prefix(name)) {
-        Some("") => Ordering::Relaxed,
-        Some("=acquire") => Ordering::Acquire,
-        Some("=release") => Ordering::Release,
-        _ => order,
-    }
-}
-
-/// A fence with a name; omitted if it is the mutant.
+#[path = "../../loom_tests/loomed/site.rs"]
+mod weakened;
 #[cfg(loom)]
-pub fn fence_at(name: &'static str, order: Ordering) {
-    if mutant() != Some(name) {
-        fence(order);
-    }
-}
-
-/// Whether the wrong logic named `name` must run.
-#[cfg(loom)]
-pub fn flag(name: &'static str) -> bool {
-    mutant() == Some(name)
-}
-
-#[cfg(loom)]
-fn mutant() -> Option<&'static str> {
-    use std::sync::OnceLock;
-    // A std type on purpose, invisible to loom: the value is set before the process starts and never changes.
-    static MUTANT: OnceLock<Option<String>> = OnceLock::new();
-    MUTANT.get_or_init(|| crate::variables::text("GPU_POOL_MUTANT").expect("a name")).as_deref()
-}
+pub use weakened::{fence_at, flag, ord};
 
 // Miri has no files.
 #[cfg(all(test, not(miri)))]

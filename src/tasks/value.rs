@@ -186,8 +186,8 @@ impl TaskCells for () {
     }
 }
 
-macro_rules! tuples {
-    ($(($($A:ident $C:ident $i:tt),+))+) => {$(
+macro_rules! tuple {
+    ($(($A:ident $C:ident $i:tt))+) => {
         impl<$($A: TaskArg),+> TaskArgs for ($($A,)+) {
             type Cells = ($($A::Cell,)+);
             fn cells(self, uses: &mut Uses) -> Self::Cells {
@@ -202,15 +202,6 @@ macro_rules! tuples {
                 f(($($C::get(&mut guards.$i),)+))
             }
         }
-    )+};
+    };
 }
-tuples! {
-    (A CA 0)
-    (A CA 0, B CB 1)
-    (A CA 0, B CB 1, C CC 2)
-    (A CA 0, B CB 1, C CC 2, D CD 3)
-    (A CA 0, B CB 1, C CC 2, D CD 3, E CE 4)
-    (A CA 0, B CB 1, C CC 2, D CD 3, E CE 4, F CF 5)
-    (A CA 0, B CB 1, C CC 2, D CD 3, E CE 4, F CF 5, G CG 6)
-    (A CA 0, B CB 1, C CC 2, D CD 3, E CE 4, F CF 5, G CG 6, H CH 7)
-}
+each_start! { tuple [] (A CA 0) (B CB 1) (C CC 2) (D CD 3) (E CE 4) (F CF 5) (G CG 6) (H CH 7) }

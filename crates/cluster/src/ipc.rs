@@ -33,7 +33,6 @@ use gpu_pool::{Device, DeviceBuffer, DeviceCopy, DeviceInfo, Error, Result};
 use import::{Granted, ask};
 use serde::{Deserialize, Serialize};
 use std::{
-    fmt,
     os::fd::AsFd,
     sync::Arc,
     time::{Duration, Instant},
@@ -73,14 +72,10 @@ impl Gpu {
     }
 }
 
-impl fmt::Display for Gpu {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Gpu::Software => f.write_str("a software GPU"),
-            Gpu::Cuda(uuid) => write!(f, "GPU {:032x}", u128::from_be_bytes(*uuid)),
-        }
-    }
-}
+display_as!(Gpu, |self, f| match self {
+    Gpu::Software => f.write_str("a software GPU"),
+    Gpu::Cuda(uuid) => write!(f, "GPU {:032x}", u128::from_be_bytes(*uuid)),
+});
 
 impl IpcBuffer {
     /// Number of elements.
@@ -123,21 +118,7 @@ pub trait ClusterDevice {
     /// [`MemoryStats`](gpu_pool::memory::MemoryStats) nor against
     /// [`Builder::memory_limit`](gpu_pool::Builder::memory_limit).
     ///
-    /// ```
-    /// use gpu_pool::GpuPool;
-    /// use gpu_pool_cluster::prelude::*;
-    ///
-    /// let pool = GpuPool::builder().host(1).build()?;
-    /// pool.run(|dev, _| {
-    ///     let mut x = dev.exportable::<f32>(3)?;
-    ///     dev.upload_into(&[1.0, 2.0, 3.0], &mut x)?;
-    ///     let ipc = x.export()?; // for another process; here the same one imports it
-    ///     let y = dev.import::<f32>(&ipc)?;
-    ///     assert_eq!(dev.download(&y)?, [1.0, 2.0, 3.0]);
-    ///     y.release(dev)
-    /// })?;
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
+    /// The page "Memory of two processes" of the guide has an example.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::Driver`] for a device whose memory cannot be shared; [`Error::Aborted`].

@@ -23,7 +23,7 @@
 #![cfg_attr(not(any(test, loom)), deny(clippy::disallowed_methods))]
 #![cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
 
-#[macro_use(debug_as, fail_if, invalid_if)]
+#[macro_use(debug_as, display_as, fail_if, invalid_if)]
 extern crate gpu_pool;
 
 /// An `Error::Cluster` of an operation, with a formatted reason.
@@ -35,6 +35,8 @@ macro_rules! cluster_error {
 #[cfg(test)]
 extern crate self as gpu_pool_cluster;
 
+#[cfg(doctest)]
+#[path = "../tests/unit/book.rs"]
 mod book;
 mod client;
 mod collective;

@@ -12,9 +12,9 @@ use super::{
     observer::{Lab, LabBuilder},
 };
 use gpu_pool::{
-    Builder, Error, GpuPool, Result,
+    Builder, Error, GpuPool, Result, display_as,
     extend::driver::host::{ExecutionOrder, Trace},
-    extend::lab::{discard, seed, write_steps},
+    extend::lab::{discard, payload_text, seed, write_steps},
     setters,
 };
 use shrink::Shrink;
@@ -30,20 +30,7 @@ const SHOWN: usize = 12;
 /// Runs `f` once for each of `seeds` seeds, on a pool of 4 software GPUs with the checker on. The seed determines the
 /// order of the operations.
 ///
-/// ```
-/// use gpu_pool::ReduceOp;
-/// use gpu_pool_lab::explore;
-///
-/// explore(3, |pool| {
-///     let sums = pool.run(|dev, _| {
-///         let mut x = dev.upload(&[dev.index() as f32])?;
-///         dev.all_reduce(&mut x, ReduceOp::Sum)?;
-///         dev.download(&x)
-///     })?;
-///     assert_eq!(sums, [[6.0], [6.0], [6.0], [6.0]]);
-///     Ok(())
-/// });
-/// ```
+/// The page "Testing without GPUs" of the guide has an example.
 ///
 /// # Panics
 /// If `f` returns an error or panics for one of the seeds. The message has the seed, the error, and the simplest
@@ -170,10 +157,9 @@ impl Explorer {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(Cause::Error(error)),
             Err(payload) => {
-                let text = payload.downcast_ref::<String>().cloned();
-                let text = text.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+                let text = payload_text(&*payload).unwrap_or("a payload that is not text").to_owned();
                 discard(payload);
-                Some(Cause::Panic(text.unwrap_or_else(|| "a payload that is not text".to_owned())))
+                Some(Cause::Panic(text))
             }
         };
         Run { failed, trace: pool.trace().unwrap_or_default() }
@@ -233,14 +219,10 @@ pub enum Cause {
     Panic(String),
 }
 
-impl fmt::Display for Cause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Cause::Error(error) => write!(f, "{error}"),
-            Cause::Panic(message) => write!(f, "it panicked: {message}"),
-        }
-    }
-}
+display_as!(Cause, |self, f| match self {
+    Cause::Error(error) => write!(f, "{error}"),
+    Cause::Panic(message) => write!(f, "it panicked: {message}"),
+});
 
 /// A program's failure, with the simplest failing interleaving that was found. `Display` shows all of it.
 #[derive(Clone, Debug)]

@@ -1,8 +1,8 @@
 //! Both halves of a kernel, compared: its device code on a GPU, and its Rust half on a software GPU. Tests of programs
-//! with kernels of their own call it. It uses the runtime's public face alone.
+//! with kernels of their own call it. Of the runtime it uses the public face, and a macro.
 
 use gpu_pool::{
-    Device, DeviceBuffer, DeviceCopy, Error, GpuPool, Kernel, LaunchDims, Result,
+    Device, DeviceBuffer, DeviceCopy, Error, GpuPool, Kernel, LaunchDims, Result, each_start,
     kernel::{Arg, Param, Scalar, Signature},
 };
 use std::any::TypeId;
@@ -15,22 +15,7 @@ use std::any::TypeId;
 /// and so must floats with a tolerance of 0. Compilers of device code fuse `a * b + c` into one rounding, so 0 is too
 /// strict for most kernels (`nvcc --fmad=false` does not fuse).
 ///
-/// ```
-/// use gpu_pool::{LaunchDims, Module, kernel};
-/// use gpu_pool_lab::twins;
-///
-/// static MODULE: Module =
-///     Module::ptx(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels/ptx/elementwise.ptx")));
-/// kernel! {
-///     /// y += a * x
-///     static SAXPY: "axpy_f32" in MODULE, fn(x: &[f32], y: &mut [f32], n: u64, a: f32) |_| {
-///         for (y, x) in y.iter_mut().zip(x).take(n as usize) { *y += a * x }
-///     }
-/// }
-///
-/// // SAFETY: the kernel fits its signature, and touches the first 3 elements of each slice.
-/// unsafe { twins(&SAXPY, LaunchDims::cover(3), (vec![1.0f32; 3], vec![0.5f32; 3], 3u64, 0.1f32), 1e-6) }
-/// ```
+/// The page "From `.cu` to launch" of the guide has an example.
 ///
 /// # Safety
 /// As for [`Device::launch`]: both halves fit the signature, and access only the given slices.
@@ -190,8 +175,8 @@ pub trait TwinInputs<S: Signature>: Sync {
     unsafe fn launch(&self, dev: &Device, kernel: &Kernel<S>, dims: LaunchDims) -> Result<Vec<Left>>;
 }
 
-macro_rules! tuples {
-    ($($($P:ident $I:ident $i:tt),+;)*) => {$(
+macro_rules! tuple {
+    ($(($P:ident $I:ident $i:tt))+) => {
         impl<$($P: Param, $I: TwinInput<$P>),+> TwinInputs<($($P,)+)> for ($($I,)+) {
             unsafe fn launch(&self, dev: &Device, kernel: &Kernel<($($P,)+)>, dims: LaunchDims) -> Result<Vec<Left>> {
                 let mut held = ($(self.$i.hold(dev)?,)+);
@@ -200,21 +185,11 @@ macro_rules! tuples {
                 Ok(vec![$($I::left(&held.$i, dev)?),+])
             }
         }
-    )*};
+    };
 }
-tuples! {
-    P0 I0 0;
-    P0 I0 0, P1 I1 1;
-    P0 I0 0, P1 I1 1, P2 I2 2;
-    P0 I0 0, P1 I1 1, P2 I2 2, P3 I3 3;
-    P0 I0 0, P1 I1 1, P2 I2 2, P3 I3 3, P4 I4 4;
-    P0 I0 0, P1 I1 1, P2 I2 2, P3 I3 3, P4 I4 4, P5 I5 5;
-    P0 I0 0, P1 I1 1, P2 I2 2, P3 I3 3, P4 I4 4, P5 I5 5, P6 I6 6;
-    P0 I0 0, P1 I1 1, P2 I2 2, P3 I3 3, P4 I4 4, P5 I5 5, P6 I6 6, P7 I7 7;
-    P0 I0 0, P1 I1 1, P2 I2 2, P3 I3 3, P4 I4 4, P5 I5 5, P6 I6 6, P7 I7 7, P8 I8 8;
-    P0 I0 0, P1 I1 1, P2 I2 2, P3 I3 3, P4 I4 4, P5 I5 5, P6 I6 6, P7 I7 7, P8 I8 8, P9 I9 9;
-    P0 I0 0, P1 I1 1, P2 I2 2, P3 I3 3, P4 I4 4, P5 I5 5, P6 I6 6, P7 I7 7, P8 I8 8, P9 I9 9, P10 I10 10;
-    P0 I0 0, P1 I1 1, P2 I2 2, P3 I3 3, P4 I4 4, P5 I5 5, P6 I6 6, P7 I7 7, P8 I8 8, P9 I9 9, P10 I10 10, P11 I11 11;
+each_start! { tuple []
+    (P0 I0 0) (P1 I1 1) (P2 I2 2) (P3 I3 3) (P4 I4 4) (P5 I5 5) (P6 I6 6) (P7 I7 7) (P8 I8 8) (P9 I9 9) (P10 I10 10)
+    (P11 I11 11)
 }
 
 #[cfg(test)]

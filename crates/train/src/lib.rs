@@ -1,9 +1,11 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-#[macro_use(debug_as, fail_if, invalid_if, setters)]
+#[macro_use(debug_as, display_as, fail_if, invalid_if, setters)]
 extern crate gpu_pool;
 
+#[cfg(doctest)]
+#[path = "../tests/unit/book.rs"]
 mod book;
 #[cfg(feature = "checkpoints")]
 mod checkpoint;

@@ -46,6 +46,18 @@ enum Kind {
     Adam { betas: (f64, f64), eps: f64, decoupled: bool },
 }
 
+/// The optimizer with a setting of one kind; on another kind it is misplaced, for the reason given.
+macro_rules! set {
+    ($this:ident, $Kind:ident { $field:ident } = $value:expr, $why:literal) => {{
+        let (mut changed, value) = ($this, $value);
+        match &mut changed.kind {
+            Kind::$Kind { $field, .. } => *$field = value,
+            _ => changed.misplaced = Some($why),
+        }
+        changed
+    }};
+}
+
 /// Steps that are counted: so many are exact in the `f64` of schedules.
 const MOST_STEPS: u64 = 1 << 53;
 
@@ -84,49 +96,29 @@ impl Optimizer {
     }
 
     /// Momentum (SGD): `m = momentum * m + (1 - dampening) * g; w -= rate * m`; the first `m` is `g`.
-    pub fn momentum(mut self, momentum: f64) -> Self {
-        match &mut self.kind {
-            Kind::Sgd { momentum: own, .. } => *own = momentum,
-            Kind::Adam { .. } => self.misplaced = Some("Adam has no `momentum`; see `betas`"),
-        }
-        self
+    pub fn momentum(self, momentum: f64) -> Self {
+        set!(self, Sgd { momentum } = momentum, "Adam has no `momentum`; see `betas`")
     }
 
     /// Dampening of the momentum (SGD; default 0).
-    pub fn dampening(mut self, dampening: f64) -> Self {
-        match &mut self.kind {
-            Kind::Sgd { dampening: own, .. } => *own = dampening,
-            Kind::Adam { .. } => self.misplaced = Some("Adam has no `dampening`"),
-        }
-        self
+    pub fn dampening(self, dampening: f64) -> Self {
+        set!(self, Sgd { dampening } = dampening, "Adam has no `dampening`")
     }
 
     /// Nesterov's momentum (SGD): `w -= rate * (g + momentum * m)`.
-    pub fn nesterov(mut self) -> Self {
-        match &mut self.kind {
-            Kind::Sgd { nesterov, .. } => *nesterov = true,
-            Kind::Adam { .. } => self.misplaced = Some("Adam has no `nesterov`"),
-        }
-        self
+    pub fn nesterov(self) -> Self {
+        set!(self, Sgd { nesterov } = true, "Adam has no `nesterov`")
     }
 
     /// The factors of the moments (Adam; default 0.9 and 0.999).
-    pub fn betas(mut self, first: f64, second: f64) -> Self {
-        match &mut self.kind {
-            Kind::Adam { betas, .. } => *betas = (first, second),
-            Kind::Sgd { .. } => self.misplaced = Some("SGD has no `betas`; see `momentum`"),
-        }
-        self
+    pub fn betas(self, first: f64, second: f64) -> Self {
+        set!(self, Adam { betas } = (first, second), "SGD has no `betas`; see `momentum`")
     }
 
     /// The term that is added to the root of the second moment (Adam; default 1e-8). It is greater than 0, also as an
     /// `f32`: parameters without gradients would become NaN.
-    pub fn eps(mut self, eps: f64) -> Self {
-        match &mut self.kind {
-            Kind::Adam { eps: own, .. } => *own = eps,
-            Kind::Sgd { .. } => self.misplaced = Some("SGD has no `eps`"),
-        }
-        self
+    pub fn eps(self, eps: f64) -> Self {
+        set!(self, Adam { eps } = eps, "SGD has no `eps`")
     }
 
     /// The learning rate of a step, counted from 0.

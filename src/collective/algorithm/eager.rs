@@ -3,11 +3,7 @@
 //! `kernels/eager.cu`; never touches a peer's user buffer.
 
 use super::{
-    super::{
-        case::KernelBarrier,
-        kernels::{Entry, typed},
-        launch,
-    },
+    super::{case::KernelBarrier, kernels::Entry, launch},
     Algorithm, Case, Matched, Member, fused, ll,
 };
 use crate::{
@@ -55,5 +51,5 @@ pub(crate) fn blocks(bytes: usize, limits: &Limits) -> u32 {
 }
 
 pub(in super::super) fn entry(dtype: DType) -> Entry {
-    Entry { module: &builtin::EAGER, name: typed!(dtype, "eager"), host: None }
+    Entry { module: &builtin::EAGER, name: typed_name!(dtype, "eager"), host: None }
 }

@@ -9,7 +9,7 @@
 use super::{
     super::{
         case::Bulk,
-        kernels::{Arguments, Entry, Pieces, code, eights, factors, typed, value},
+        kernels::{Arguments, Entry, Pieces, code, eights, factors, value},
     },
     Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch,
     exchange_ce::Slice,
@@ -120,7 +120,7 @@ fn cuttings(largest: usize, blocks: usize, members: usize) -> impl Iterator<Item
 }
 
 pub(in super::super) fn entry(dtype: DType) -> Entry {
-    Entry { module: &builtin::EXCHANGE, name: typed!(dtype, "exchange"), host: None }
+    Entry { module: &builtin::EXCHANGE, name: typed_name!(dtype, "exchange"), host: None }
 }
 
 /// Slots of a block in its member's scratch, for each sender. For a single piece one slot is enough.

@@ -10,7 +10,7 @@
 use super::{
     super::{
         case::KernelBarrier,
-        kernels::{Arguments, Entry, Part, code, factors, typed, value},
+        kernels::{Arguments, Entry, Part, code, factors, value},
         launch,
     },
     Algorithm, Case, Matched, Member,
@@ -118,7 +118,7 @@ pub(super) fn trip(
 
 /// The kernel, launched with [`Push::args`]. It has no host kernel: software GPUs gain nothing by it.
 pub(in super::super) fn entry(dtype: DType) -> Entry {
-    Entry { module: &builtin::PUSH, name: typed!(dtype, "push"), host: None }
+    Entry { module: &builtin::PUSH, name: typed_name!(dtype, "push"), host: None }
 }
 
 /// Every sender's `n` elements for every receiver: by [`entry`] at most 8 bytes for each of a place's packets, by

@@ -7,7 +7,7 @@
 use super::{
     super::{
         case::KernelBarrier,
-        kernels::{Arguments, Entry, code, eights, factors, typed, value},
+        kernels::{Arguments, Entry, code, eights, factors, value},
     },
     Algorithm, Case, Matched, Member,
     staging::cutting,
@@ -105,7 +105,7 @@ fn most_blocks(limits: &Limits) -> usize {
 }
 
 pub(in super::super) fn entry(dtype: DType) -> Entry {
-    Entry { module: &builtin::STAGED, name: typed!(dtype, "staged"), host: None }
+    Entry { module: &builtin::STAGED, name: typed_name!(dtype, "staged"), host: None }
 }
 
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]

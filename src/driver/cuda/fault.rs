@@ -9,7 +9,8 @@
 
 use cudarc::driver::sys::CUresult;
 
-use crate::driver::{Fault, FaultKind};
+pub(super) use crate::driver::fault::{invalid, unsupported};
+use crate::driver::{self, Fault, FaultKind};
 
 pub(super) const SUCCESS: i32 = 0;
 /// `CUDA_ERROR_NOT_READY`: a query's answer "not complete".
@@ -81,16 +82,7 @@ pub(super) fn name(code: i32) -> &'static str {
 
 pub(super) fn fault(code: i32, detail: impl Into<String>) -> Fault {
     let (name, kind) = entry(code);
-    crate::driver::fault::fault(kind, code, name, detail)
-}
-
-/// From a check of this crate, before any driver call.
-pub(super) fn invalid(detail: impl Into<String>) -> Fault {
-    fault(1, detail)
-}
-
-pub(super) fn unsupported(detail: impl Into<String>) -> Fault {
-    fault(801, detail)
+    driver::fault::fault(kind, code, name, detail)
 }
 
 pub(super) fn text(log: &[u8]) -> String {

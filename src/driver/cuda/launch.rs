@@ -1,7 +1,6 @@
 //! Launches of kernels and of host functions.
 
 use std::{
-    any::Any,
     ffi::c_void,
     panic::{AssertUnwindSafe, catch_unwind},
     ptr,
@@ -11,7 +10,7 @@ use cudarc::driver::sys::{self, CUfunction_attribute};
 
 use super::{CudaGpu, early, fault, module::function, stream::stream};
 use crate::{
-    contain::contain,
+    contain::{contain, discard, payload_text},
     driver::{DriverResult, KernelArg, Launch, RawFunction, RawStream},
 };
 
@@ -101,14 +100,10 @@ unsafe extern "C" fn trampoline(data: *mut c_void) {
     // SAFETY: `launch_host` has made the box and passed it on; the driver calls this once.
     let f = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (*f)())) {
-        event!(error, "host_function_panicked", "a host function panicked in a CUDA stream: {}", message(&*payload));
-        contain(|| drop(payload));
+        let text = payload_text(&*payload).unwrap_or("(no message)");
+        event!(error, "host_function_panicked", "a host function panicked in a CUDA stream: {text}");
+        discard(payload);
     }
-}
-
-fn message(payload: &(dyn Any + Send)) -> &str {
-    let text = payload.downcast_ref::<&str>().copied();
-    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no message)")
 }
 
 #[cfg(test)]

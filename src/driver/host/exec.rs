@@ -7,13 +7,12 @@ use super::{
     watch::{self, Launched, Watched},
 };
 use crate::{
-    contain::contain,
+    contain::{discard, payload_text},
     driver::{HostArg, KernelArg},
     error::misuse::Report,
     sync::{load_word, store_word},
 };
 use std::{
-    any::Any,
     cell::Cell,
     panic::{AssertUnwindSafe, catch_unwind},
     ptr::{self, NonNull},
@@ -160,16 +159,10 @@ fn fill(words: &mut [u32], value: u32) {
 
 fn caught(f: impl FnOnce(), what: &str) -> Result<(), Died> {
     catch_unwind(AssertUnwindSafe(f)).map_err(|payload| {
-        let died = Died::Panicked(format!("`{what}` panicked: {}", message(&*payload)));
-        // The payload is the user's, and so is its `Drop`.
-        contain(|| drop(payload));
+        let died = Died::Panicked(format!("`{what}` panicked: {}", payload_text(&*payload).unwrap_or("(no message)")));
+        discard(payload);
         died
     })
-}
-
-fn message(payload: &(dyn Any + Send)) -> String {
-    let text = payload.downcast_ref::<String>().map(String::as_str).or_else(|| payload.downcast_ref::<&str>().copied());
-    text.unwrap_or("(no message)").to_owned()
 }
 
 /// An 8-byte word of the driver's user: streams and the host use it as a flag, as by stream memory operations.

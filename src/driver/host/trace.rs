@@ -151,9 +151,7 @@ impl Trace {
     }
 }
 
-impl fmt::Display for Trace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.write(0..self.steps.len(), f)?;
-        if self.left_out > 0 { writeln!(f, "       and {} more", self.left_out) } else { Ok(()) }
-    }
-}
+display_as!(Trace, |self, f| {
+    self.write(0..self.steps.len(), f)?;
+    if self.left_out > 0 { writeln!(f, "       and {} more", self.left_out) } else { Ok(()) }
+});

@@ -4,7 +4,7 @@ use super::{
     snapshot::{BlockInfo, BlockState},
     units::Bytes,
 };
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 
 /// The number of blocks of each size class, from [`MemorySnapshot::classes`](crate::memory::MemorySnapshot::classes).
 /// The `Display` form is a table.
@@ -45,15 +45,13 @@ impl MemoryClasses {
     }
 }
 
-impl fmt::Display for MemoryClasses {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "     block     live     free  pending")?;
-        for ClassStats { bytes, live, free, pending } in &self.classes {
-            write!(f, "\n{:>10} {live:>8} {free:>8} {pending:>8}", Bytes(*bytes))?;
-        }
-        Ok(())
+display_as!(MemoryClasses, |self, f| {
+    write!(f, "     block     live     free  pending")?;
+    for ClassStats { bytes, live, free, pending } in &self.classes {
+        write!(f, "\n{:>10} {live:>8} {free:>8} {pending:>8}", Bytes(*bytes))?;
     }
-}
+    Ok(())
+});
 
 #[cfg(test)]
 #[path = "../../../tests/unit/memory/insight/classes_tests.rs"]

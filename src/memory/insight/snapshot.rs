@@ -6,10 +6,10 @@ use super::{
     units::Micros,
 };
 use crate::memory::stats::MemoryStats;
-use std::fmt;
 
-/// The contents of a device's memory pool and, with recording on, its history. It prints with `Display`. With the
-/// feature `insight` (a default feature) `memory_viz` writes it for PyTorch's memory viewer, and serde as any data.
+/// The contents of a device's memory pool and, with recording on, its history. `Display` writes the counters, and the
+/// ten call sites that hold most. With the feature `insight` (a default feature) `memory_viz` writes it for PyTorch's
+/// memory viewer, and serde as any data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "insight", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
@@ -135,20 +135,17 @@ impl MemorySnapshot {
     }
 }
 
-/// The counters, and the ten call sites that hold most.
-impl fmt::Display for MemorySnapshot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "device {}, {} after the pool was built\n{}", self.device, Micros(self.taken_at), self.stats)?;
-        let holders = if self.recorded { self.holders() } else { Vec::new() };
-        for holder in holders.iter().take(10) {
-            write!(f, "\n  {holder}")?;
-        }
-        if holders.len() > 10 {
-            write!(f, "\n  ... and {} more call sites", holders.len() - 10)?;
-        }
-        Ok(())
+display_as!(MemorySnapshot, |self, f| {
+    write!(f, "device {}, {} after the pool was built\n{}", self.device, Micros(self.taken_at), self.stats)?;
+    let holders = if self.recorded { self.holders() } else { Vec::new() };
+    for holder in holders.iter().take(10) {
+        write!(f, "\n  {holder}")?;
     }
-}
+    if holders.len() > 10 {
+        write!(f, "\n  ... and {} more call sites", holders.len() - 10)?;
+    }
+    Ok(())
+});
 
 #[cfg(test)]
 #[path = "../../../tests/unit/memory/insight/snapshot_tests.rs"]

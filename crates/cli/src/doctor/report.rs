@@ -1,7 +1,7 @@
 //! The lines that `doctor` shows, for people and as JSON.
 
+use gpu_pool::display_as;
 use serde::Serialize;
-use std::fmt;
 
 /// How it stands with one thing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -40,17 +40,15 @@ impl Line {
     }
 }
 
-impl fmt::Display for Line {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let level = match self.level {
-            Level::Ok => "ok",
-            Level::Note => "note",
-            Level::Wrong => "WRONG",
-        };
-        write!(f, "{level:<5}  {:<11}  {}", self.topic, self.text)?;
-        match &self.to_do {
-            Some(to_do) => write!(f, "\n{:20}-> {to_do}", ""),
-            None => Ok(()),
-        }
+display_as!(Line, |self, f| {
+    let level = match self.level {
+        Level::Ok => "ok",
+        Level::Note => "note",
+        Level::Wrong => "WRONG",
+    };
+    write!(f, "{level:<5}  {:<11}  {}", self.topic, self.text)?;
+    match &self.to_do {
+        Some(to_do) => write!(f, "\n{:20}-> {to_do}", ""),
+        None => Ok(()),
     }
-}
+});

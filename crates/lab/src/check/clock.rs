@@ -159,11 +159,6 @@ impl Clock {
     pub fn retain(&mut self, keep: impl Fn(Component) -> bool) {
         self.counts.retain(|(component, _)| keep(*component));
     }
-
-    #[cfg(test)]
-    pub fn len(&self) -> usize {
-        self.counts.len()
-    }
 }
 
 #[cfg(test)]

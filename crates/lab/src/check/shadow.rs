@@ -166,11 +166,6 @@ impl Shadow {
     pub fn each(&self, mut each: impl FnMut(&Access)) {
         self.segments.values().flat_map(|segment| &segment.accesses).for_each(&mut each);
     }
-
-    #[cfg(test)]
-    pub fn len(&self) -> usize {
-        self.segments.len()
-    }
 }
 
 fn append(result: &mut Vec<(Address, Segment)>, start: Address, segment: Segment) {

@@ -20,18 +20,7 @@ macro_rules! kernels {
         [concat!($sym, "_f32"), concat!($sym, "_f64"), concat!($sym, "_f16"), concat!($sym, "_bf16")][T::KIND]
     };
     (@symbol Number $sym:literal) => {
-        match T::DTYPE {
-            DType::F32 => concat!($sym, "_f32"),
-            DType::F64 => concat!($sym, "_f64"),
-            DType::F16 => concat!($sym, "_f16"),
-            DType::BF16 => concat!($sym, "_bf16"),
-            DType::I8 => concat!($sym, "_i8"),
-            DType::U8 => concat!($sym, "_u8"),
-            DType::I32 => concat!($sym, "_i32"),
-            DType::U32 => concat!($sym, "_u32"),
-            DType::I64 => concat!($sym, "_i64"),
-            _ => concat!($sym, "_u64"),
-        }
+        gpu_pool::typed_name!(T::DTYPE, $sym)
     };
     (@symbol Word $sym:literal) => {
         match size_of::<T>() {

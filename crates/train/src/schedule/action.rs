@@ -2,7 +2,7 @@
 //! micro-batch.
 
 use super::{Checked, ScheduleError};
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
 /// A computation of a rank for one micro-batch in one stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -59,11 +59,7 @@ pub struct Action {
     pub micro: usize,
 }
 
-impl fmt::Display for Action {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&format!("{}{}{}", self.stage, self.work.letter(), self.micro))
-    }
-}
+display_as!(Action, |self, f| f.pad(&format!("{}{}{}", self.stage, self.work.letter(), self.micro)));
 
 impl FromStr for Action {
     type Err = ScheduleError;

@@ -232,11 +232,7 @@ impl Rail {
     }
 }
 
-impl std::fmt::Display for Rail {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "device {} (a rail of hosts {:?})", self.device, self.hosts)
-    }
-}
+display_as!(Rail, |self, f| write!(f, "device {} (a rail of hosts {:?})", self.device, self.hosts));
 
 pub(super) fn pointer(at: Address) -> *mut c_void {
     with_exposed_provenance_mut(at as usize)

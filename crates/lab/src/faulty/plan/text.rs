@@ -1,7 +1,8 @@
 //! Fault plans as text: parser and `Display`. Invariant: the written text is read as an equal plan.
 
 use super::{FaultOp, FaultPlan, FaultRule, Injected, InjectedFault, When};
-use std::{fmt, str::FromStr, time::Duration};
+use gpu_pool::display_as;
+use std::{str::FromStr, time::Duration};
 
 /// The error of a text that is no [`FaultPlan`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,13 +50,11 @@ impl FromStr for FaultPlan {
     }
 }
 
-impl fmt::Display for FaultPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seed = (self.seed != 0).then(|| format!("seed={}", self.seed));
-        let parts = seed.into_iter().chain(self.rules.iter().map(ToString::to_string));
-        f.write_str(&parts.collect::<Vec<_>>().join("; "))
-    }
-}
+display_as!(FaultPlan, |self, f| {
+    let seed = (self.seed != 0).then(|| format!("seed={}", self.seed));
+    let parts = seed.into_iter().chain(self.rules.iter().map(ToString::to_string));
+    f.write_str(&parts.collect::<Vec<_>>().join("; "))
+});
 
 impl FromStr for FaultRule {
     type Err = BadFaultPlan;
@@ -84,16 +83,14 @@ impl FromStr for FaultRule {
     }
 }
 
-impl fmt::Display for FaultRule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ordinal = |device: Option<usize>| device.map_or_else(|| "*".to_owned(), |device| device.to_string());
-        f.write_str(&ordinal(self.device))?;
-        if self.peer.is_some() {
-            write!(f, ">{}", ordinal(self.peer))?;
-        }
-        write!(f, ":{}:{}:{}", self.op.map_or("any", FaultOp::name), self.when, self.fault)
+display_as!(FaultRule, |self, f| {
+    let ordinal = |device: Option<usize>| device.map_or_else(|| "*".to_owned(), |device| device.to_string());
+    f.write_str(&ordinal(self.device))?;
+    if self.peer.is_some() {
+        write!(f, ">{}", ordinal(self.peer))?;
     }
-}
+    write!(f, ":{}:{}:{}", self.op.map_or("any", FaultOp::name), self.when, self.fault)
+});
 
 impl FromStr for When {
     type Err = BadFaultPlan;
@@ -112,16 +109,12 @@ impl FromStr for When {
     }
 }
 
-impl fmt::Display for When {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            When::Always => f.write_str("*"),
-            When::Nth(n) => write!(f, "{n}"),
-            When::From(n) => write!(f, "{n}+"),
-            When::Chance(p) => write!(f, "p{p}"),
-        }
-    }
-}
+display_as!(When, |self, f| match self {
+    When::Always => f.write_str("*"),
+    When::Nth(n) => write!(f, "{n}"),
+    When::From(n) => write!(f, "{n}+"),
+    When::Chance(p) => write!(f, "p{p}"),
+});
 
 impl FromStr for Injected {
     type Err = BadFaultPlan;
@@ -151,20 +144,16 @@ const PLAIN: [(Injected, &str); 7] = [
     (Injected::Corrupt, "corrupt"),
 ];
 
-impl fmt::Display for Injected {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Injected::Slow { per_copy, per_megabyte } = *self {
-            return write!(f, "slow={}ns+{}ns/MB", per_copy.as_nanos(), per_megabyte.as_nanos());
-        }
-        PLAIN.iter().filter(|(fault, _)| fault == self).try_for_each(|(_, name)| f.write_str(name))
+display_as!(Injected, |self, f| {
+    if let Injected::Slow { per_copy, per_megabyte } = *self {
+        return write!(f, "slow={}ns+{}ns/MB", per_copy.as_nanos(), per_megabyte.as_nanos());
     }
-}
+    PLAIN.iter().filter(|(fault, _)| fault == self).try_for_each(|(_, name)| f.write_str(name))
+});
 
-impl fmt::Display for InjectedFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "device {}, {} {}: {}", self.device, self.op.name(), self.count, self.fault)
-    }
-}
+display_as!(InjectedFault, |self, f| {
+    write!(f, "device {}, {} {}: {}", self.device, self.op.name(), self.count, self.fault)
+});
 
 fn duration(text: &str) -> Result<Duration, BadFaultPlan> {
     let text = text.trim();

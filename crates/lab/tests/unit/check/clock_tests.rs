@@ -1,5 +1,11 @@
 use super::*;
 
+impl Clock {
+    pub fn len(&self) -> usize {
+        self.counts.len()
+    }
+}
+
 fn clock(counts: &[(Component, u64)]) -> Clock {
     Clock { counts: counts.into(), waits: SmallVec::new() }
 }

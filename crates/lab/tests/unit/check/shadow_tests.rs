@@ -1,5 +1,11 @@
 use super::*;
 
+impl Shadow {
+    fn len(&self) -> usize {
+        self.segments.len()
+    }
+}
+
 fn access(component: Component, count: u64, manner: Manner) -> Access {
     Access { component, count, manner, note: Arc::new(Note::default()), owner: None }
 }

@@ -3,7 +3,7 @@
 /// Makes the Rust programs of each page doctests. `cargo test --doc book` runs them.
 macro_rules! pages {
     ($($name:ident: $path:literal),+ $(,)?) => {
-        $(#[cfg(doctest)] #[doc = include_str!(concat!("../../../", $path))] struct $name;)+
+        $(#[doc = include_str!(concat!("../../../../", $path))] struct $name;)+
     };
 }
 

@@ -1,0 +1,82 @@
+//! What a queue's [core](super::core) knows under its lock.
+
+use super::{
+    job::{Job, Packet, Placed},
+    placement::{Rank, Table},
+    stats::Meter,
+};
+use crate::{
+    error::{BookedJob, Error},
+    gang::Gang,
+};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    task::Waker,
+    time::{Duration, Instant},
+};
+
+pub(super) struct Running {
+    pub rank: Rank,
+    pub gang: Arc<Gang>,
+    pub place: usize,
+    pub packet: Arc<Packet>,
+    /// It does not begin again, whatever its closure fails with.
+    pub cancelled: bool,
+}
+
+pub(super) struct State {
+    pub table: Table<Job>,
+    /// By device: the job that its thread takes next.
+    pub assigned: Vec<Option<Placed>>,
+    /// By device: a visit is under way, or in its queue.
+    pub visiting: Vec<bool>,
+    pub running: Vec<Running>,
+    pub closed: bool,
+    pub ended: bool,
+    pub loss: Option<Error>,
+    pub room: Vec<Waker>,
+    pub deadlines: BTreeMap<(Instant, Rank), Duration>,
+    pub keeper: bool,
+    pub meter: Meter,
+}
+
+impl State {
+    pub fn begun(&self) -> usize {
+        self.assigned.iter().flatten().count() + self.running.len()
+    }
+
+    pub fn running(&self, rank: Rank) -> Option<&Running> {
+        self.running.iter().find(|running| running.rank == rank)
+    }
+
+    pub fn booked(&self, device: usize) -> Vec<BookedJob> {
+        let there = self.running.iter().filter(|running| running.gang.members().contains(&device));
+        let booked = there.map(|Running { rank, packet, .. }| {
+            let (name, bytes, site) = (packet.name().to_owned(), rank.bytes.0, packet.site);
+            BookedJob { name, bytes, site }
+        });
+        booked.collect()
+    }
+
+    pub fn unassign(&mut self, device: usize) -> Option<Placed> {
+        let placed = self.assigned[device].take()?;
+        self.table.thread_is_free(device);
+        self.table.over(device, placed.need.bytes);
+        self.meter.ended(&[device], false);
+        Some(placed)
+    }
+
+    pub fn ran(&mut self, rank: Rank) {
+        if let Some(i) = self.running.iter().position(|running| running.rank == rank) {
+            self.running.swap_remove(i);
+        }
+    }
+
+    pub fn forget(&mut self, rank: Rank, job: &Job) {
+        self.ran(rank);
+        if let Some((deadline, _)) = job.packet().deadline() {
+            self.deadlines.remove(&(deadline, rank));
+        }
+    }
+}
