@@ -4,7 +4,8 @@
 A link leads to a file, and to a heading where it has a `#`. Links to rustdoc (`../doc/..` of a page of the first level,
 beside the built book) are checked in target/doc, which must be there. A path of the repository in backticks is there.
 Lines are at most 120 columns wide, the README is short, and SUMMARY.md has all pages. A page with Rust programs is a
-doctest of one crate: its `tests/unit/book.rs` (candle: `src/book.rs`) has it. Those that `.ci/paste.py` compiles need not be doctests.
+doctest of one crate: its `tests/unit/book.rs` (candle: `src/book.rs`) has it. Those that `.ci/paste.py` compiles need
+not be doctests.
 
 `design/all_reduce.md` lists functions with their files. A function that is not in its file any more is a fault.
 
