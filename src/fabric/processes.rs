@@ -53,6 +53,12 @@ pub trait Processes: Send + Sync + fmt::Debug {
     /// Rank 0's clock now, asked for in half a second at most. None: it is not known.
     fn clock(&self) -> Option<WallClock>;
 
+    /// Tells the other processes about a failure, which has this text in all of them. It does not wait.
+    fn tell(&self, failure: &str, words: &str);
+
+    /// `hear` is called when a process [tells](Self::tell) about a failure, or has told. It must not wait.
+    fn when_told(&self, host: usize, failure: &str, hear: Box<dyn FnOnce(&str) + Send>);
+
     /// The implementation for groups that span processes: a `Box<dyn AcrossProcesses>` (`collective/across.rs`).
     fn groups(&self) -> &(dyn Any + Send + Sync);
 }

@@ -23,7 +23,7 @@ use std::{
     fmt, fs, io,
     io::Write as _,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Weak},
     time::{Duration, SystemTime},
 };
 
@@ -32,6 +32,8 @@ use std::{
 const VERSION: u32 = 1;
 /// Records of each device in a brief text.
 const BRIEF: usize = 4;
+/// The most processes that are asked for their last words.
+const MOST_ASKED: usize = 8;
 
 /// The last operations of each device of a pool, from [`GpuPool::flight_record`](crate::GpuPool::flight_record). Its
 /// `Display` is a text for people, and a brief one by `{:#}`. With the feature `insight`, [`to_json`](Self::to_json)
@@ -44,6 +46,8 @@ pub struct FlightRecord {
     #[cfg_attr(not(feature = "insight"), allow(dead_code, reason = "only the JSON has it"))]
     at: SystemTime,
     devices: Vec<DeviceLog>,
+    /// Processes that were asked for their last words.
+    asked: Vec<usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -237,7 +241,10 @@ impl fmt::Display for FlightRecord {
             log.write_state(f, self.missing.contains(&log.device))?;
         }
         let most = if f.alternate() { BRIEF } else { usize::MAX };
-        self.devices.iter().try_for_each(|log| log.write_records(f, most))
+        self.devices.iter().try_for_each(|log| log.write_records(f, most))?;
+        let last =
+            |process: &usize| writeln!(f, "process {process} was asked for its last words: they follow, if it answers");
+        self.asked.iter().try_for_each(last)
     }
 }
 
@@ -247,6 +254,7 @@ pub(crate) struct Recorder {
     /// The number of this process in its cluster, and the cluster's clock when the pool was built.
     process: Option<usize>,
     clock: Option<WallClock>,
+    world: Option<Weak<dyn Processes>>,
     /// Where files go.
     to: Option<PathBuf>,
 }
@@ -254,7 +262,7 @@ pub(crate) struct Recorder {
 impl Recorder {
     pub(crate) fn new(handles: &[Arc<DeviceHandle>], world: Option<&Arc<dyn Processes>>, to: Option<PathBuf>) -> Self {
         let (process, clock) = (world.map(|world| world.host()), world.and_then(|world| world.clock()));
-        Recorder { handles: handles.to_vec(), process, clock, to }
+        Recorder { handles: handles.to_vec(), process, clock, world: world.map(Arc::downgrade), to }
     }
 
     pub(crate) fn look(&self, reason: &str, missing: Option<&[usize]>) -> FlightRecord {
@@ -262,16 +270,17 @@ impl Recorder {
         let missing = missing.map_or_else(|| awaited(&devices), <[usize]>::to_vec);
         let at = self.clock.and_then(|clock| clock.wall.checked_add(clock.at.elapsed()));
         let at = at.unwrap_or_else(SystemTime::now);
-        FlightRecord { reason: reason.to_owned(), missing, process: self.process, at, devices }
+        FlightRecord { reason: reason.to_owned(), missing, process: self.process, at, devices, asked: Vec::new() }
     }
 
-    /// Writes a record: to files if the pool has a place for them, else to the log.
-    pub(crate) fn write(&self, record: &FlightRecord) {
+    /// Writes a record: to files if the pool has a place for them, else to the log. Returns the file.
+    pub(crate) fn write(&self, record: &FlightRecord) -> Option<PathBuf> {
         match &self.to {
             Some(to) => match self.write_files(to, record) {
-                Ok(file) => {
-                    let (file, reason) = (file.display(), &record.reason);
+                Ok(path) => {
+                    let (file, reason) = (path.display(), &record.reason);
                     event!(error, "flight_record", %file, %reason, "a flight record was written");
+                    return Some(path);
                 }
                 Err(error) => {
                     event!(
@@ -281,6 +290,37 @@ impl Recorder {
                 }
             },
             None => event!(error, "flight_record", "{record:#}"),
+        }
+        None
+    }
+
+    /// The processes that a failure is about, and its text in all of them. Only a time makes a text unique.
+    fn about(&self, cause: &Error) -> (Vec<usize>, String) {
+        match cause {
+            Error::Timeout { .. } => (self.process.into_iter().collect(), cause.to_string()),
+            Error::HostTimeout { missing, .. } => (missing.clone(), cause.to_string()),
+            Error::AbortedByHost { host, cause, .. } if cause.contains("no progress") => (vec![*host], cause.clone()),
+            _ => (Vec::new(), String::new()),
+        }
+    }
+
+    /// If a failure is about this process, it tells its last words. Those of other processes go behind the record.
+    fn last_words(&self, record: &FlightRecord, (about, failure): &(Vec<usize>, String), file: Option<&Path>) {
+        let Some(world) = self.world.as_ref().and_then(Weak::upgrade) else { return };
+        if about.contains(&world.host()) {
+            world.tell(failure, &format!("{record:#}"));
+        }
+        for &process in &record.asked {
+            let file = file.map(Path::to_owned);
+            let hear = move |words: &str| {
+                let words = format!("\nlast words of process {process}:\n{words}");
+                let open = |file| fs::OpenOptions::new().append(true).open(file);
+                match file.map(|file| open(file)?.write_all(words.as_bytes())) {
+                    Some(Ok(())) => {}
+                    _ => event!(error, "flight_record", "{words}"),
+                }
+            };
+            world.when_told(process, failure, Box::new(hear));
         }
     }
 
@@ -336,8 +376,13 @@ impl Witness for Recorder {
         if self.to.is_none() && searches {
             return None;
         }
-        let record = Recorder::look(self, &cause.to_string(), missing);
-        Some(Box::new(move || self.write(&record)))
+        let (mut record, about) = (Recorder::look(self, &cause.to_string(), missing), self.about(cause));
+        let others = about.0.iter().copied().filter(|&process| Some(process) != self.process);
+        record.asked = others.take(MOST_ASKED).collect();
+        Some(Box::new(move || {
+            let file = self.write(&record);
+            self.last_words(&record, &about, file.as_deref());
+        }))
     }
 }
 
@@ -347,7 +392,6 @@ pub(crate) fn on_signal(recorder: &Arc<Recorder>) -> Result<(), String> {
     use once_cell::sync::OnceCell;
     use parking_lot::Mutex;
     use signal_hook::{consts::SIGUSR1, iterator::Signals};
-    use std::sync::Weak;
     static ALL: Mutex<Vec<Weak<Recorder>>> = Mutex::new(Vec::new());
     static LISTENS: OnceCell<()> = OnceCell::new();
     let mut all = ALL.lock();
@@ -357,7 +401,7 @@ pub(crate) fn on_signal(recorder: &Arc<Recorder>) -> Result<(), String> {
     let listen = || {
         let mut signals = Signals::new([SIGUSR1])?;
         let each = || ALL.lock().iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
-        let write = |recorder: Arc<Recorder>| recorder.write(&recorder.look("SIGUSR1", None));
+        let write = |recorder: Arc<Recorder>| drop(recorder.write(&recorder.look("SIGUSR1", None)));
         let work = move || signals.forever().for_each(|_| each().into_iter().for_each(write));
         std::thread::Builder::new().name("gpu-pool:signal".to_owned()).spawn(work).map(drop)
     };

@@ -133,7 +133,8 @@ fn child() {
         Some(cluster) => builder.cluster(cluster),
         None => builder,
     };
-    let failed = builder.build().unwrap().run(|dev, _| {
+    let pool = builder.build().unwrap();
+    let failed = pool.run(|dev, _| {
         let mut x = dev.upload(&[1.0f32; 64])?;
         let start = Instant::now();
         while (rank + 1, dev.index()) == (size, 1) && records(folder.as_ref()).len() < size {
@@ -143,6 +144,23 @@ fn child() {
         if size == 1 { dev.all_reduce(&mut x, ReduceOp::Sum) } else { dev.world()?.all_reduce(&mut x, ReduceOp::Sum) }
     });
     println!("{}", failed.unwrap_err());
+    if (rank, size) == (0, 2) {
+        wait_for_last_words(&Path::new(&folder).join(format!("gpu-pool-process0-{}-0.txt", std::process::id())));
+    }
+}
+
+/// The process that does not hang has the other one's words behind its record.
+fn wait_for_last_words(file: &Path) {
+    let start = Instant::now();
+    loop {
+        let text = fs::read_to_string(file).unwrap();
+        let words = text.split_once("\nlast words of process 1:\n").map_or("", |(_, words)| words);
+        if words.contains("device 1 is MISSING: it runs the closure of ") {
+            return;
+        }
+        assert!(start.elapsed() < Duration::from_secs(30), "no last words: {text}");
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// The records of a hang of so many processes, in a new folder.

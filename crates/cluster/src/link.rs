@@ -236,6 +236,14 @@ impl Processes for Linked {
         self.world.clock()
     }
 
+    fn tell(&self, failure: &str, words: &str) {
+        self.world.tell(failure, words);
+    }
+
+    fn when_told(&self, host: usize, failure: &str, hear: Box<dyn FnOnce(&str) + Send>) {
+        self.world.when_told(host, failure, hear);
+    }
+
     fn groups(&self) -> &(dyn Any + Send + Sync) {
         &self.groups
     }

@@ -36,6 +36,12 @@ pub trait World: Send + Sync + fmt::Debug {
     /// As [`Processes::clock`](crate::runtime::Processes::clock).
     fn clock(&self) -> Option<WallClock>;
 
+    /// As [`Processes::tell`](crate::runtime::Processes::tell).
+    fn tell(&self, _failure: &str, _words: &str) {}
+
+    /// As [`Processes::when_told`](crate::runtime::Processes::when_told).
+    fn when_told(&self, _host: usize, _failure: &str, _hear: Box<dyn FnOnce(&str) + Send>) {}
+
     /// Counts the scopes without names that begin at this place of the program: 1, 2, .. No other process is told.
     fn count(&self, site: Site) -> u64;
 

@@ -5,7 +5,7 @@
 //! deadlines are the hub's. `loom_tests/world.rs` has models of these threads.
 
 use super::process::{Class, Key, Process};
-use super::wire::{self, Arrive, Failure, Record, ToHost, ToHub, cut, text};
+use super::wire::{self, Arrive, Failure, Record, ToHost, ToHub, cut, hash, shortened, text};
 use crate::runtime::{
     ErrorInternals, WallClock,
     sync::{
@@ -35,6 +35,7 @@ const SPINS: u32 = 64;
 
 type Tell = Box<dyn FnOnce(Error) + Send>;
 type Progress = Arc<dyn Fn() -> u64 + Send + Sync>;
+type Hear = Box<dyn FnOnce(&str) + Send>;
 
 /// The order of all that processes of one machine tell, in which each of them reads it (`near.rs`).
 pub(crate) trait Near: Send + Sync {
@@ -63,6 +64,8 @@ struct Inner {
     tells: BTreeMap<u64, Vec<Tell>>,
     progress: BTreeMap<u64, Progress>,
     near: Option<Arc<dyn Near>>,
+    /// Whom to tell of a value of the table.
+    hears: BTreeMap<String, Hear>,
     /// Scopes without names that have begun at a place of the program.
     places: BTreeMap<Site, u64>,
 }
@@ -101,6 +104,12 @@ impl Local {
 
     /// Takes a frame that does not come by [`Near`]: records before the end go first.
     pub(crate) fn take(&self, frame: ToHost) {
+        if let ToHost::Value { key, value } = &frame {
+            let hear = self.inner.lock().hears.remove(key);
+            if let Some(hear) = hear {
+                return hear(&String::from_utf8_lossy(value));
+            }
+        }
         let mut due = Vec::new();
         if let Some(near) = self.near().filter(|_| matches!(frame, ToHost::Over { .. })) {
             near.read(true, &mut |frame| due.extend(self.apply(frame)));
@@ -264,6 +273,11 @@ impl Local {
     }
 }
 
+/// The name of a process's words about a failure. Its text may be [cut] on its way.
+fn words_about(host: usize, failure: &str) -> String {
+    format!("words/{host}/{:016x}", hash(&cut(failure.to_owned())))
+}
+
 pub(crate) struct Members {
     pub(crate) local: Arc<Local>,
     pub(crate) host: usize,
@@ -303,6 +317,19 @@ impl World for Members {
         }
         // Processes of one machine read one clock.
         Some(WallClock { at: Instant::now(), wall: SystemTime::now(), error: Duration::ZERO })
+    }
+
+    fn tell(&self, failure: &str, words: &str) {
+        // Without a cluster nobody hears it.
+        let _ = self.local.set(&words_about(self.host, failure), shortened(words, wire::MOST_VALUE - 64).as_bytes());
+    }
+
+    fn when_told(&self, host: usize, failure: &str, hear: Hear) {
+        let key = words_about(host, failure);
+        self.local.post(|inner| {
+            inner.hears.insert(key.clone(), hear);
+            ((), Some(ToHub::Get { key, waits: false }))
+        });
     }
 
     fn count(&self, site: Site) -> u64 {

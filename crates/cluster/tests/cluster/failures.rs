@@ -280,6 +280,9 @@ fn a_hang_is_recorded_by_all_processes() {
             assert!(text.contains("its last call: synchronize at "), "{text}");
         } else {
             assert!(text.contains("device 0 is in all_reduce, 200000 bytes"), "{text}");
+            let (_, words) = text.split_once("\nlast words of process 1:\n").unwrap_or_else(|| panic!("{text}"));
+            assert!(words.contains(&told.replace(&format!("process {rank}"), "process 1")), "{text}");
+            assert!(words.contains("device 0 runs the closure of "), "{text}");
         }
     }
     fs::remove_dir_all(folder).unwrap();
