@@ -41,6 +41,15 @@ pub fn discard(payload: Box<dyn Any + Send>) {
     }
 }
 
+/// Calls the closure when it is dropped, also by a panic that unwinds.
+pub(crate) struct Finally<F: FnMut()>(pub F);
+
+impl<F: FnMut()> Drop for Finally<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
 /// A value of the user.
 #[derive(Clone)]
 pub struct Contained<T>(Option<T>);

@@ -49,11 +49,7 @@ impl<T: DeviceCopy> AsView for DlpackTensor<T> {
     }
 }
 
-impl<T: DeviceCopy> fmt::Debug for DlpackTensor<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} of shape {:?}", self.buffer, self.shape)
-    }
-}
+debug_as!(DlpackTensor<T> [T: DeviceCopy], |self| "{:?} of shape {:?}", self.buffer, self.shape);
 
 struct Exported<T: DeviceCopy> {
     buffer: DeviceBuffer<T>,

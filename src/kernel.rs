@@ -117,45 +117,24 @@ fn pack<T: DeviceCopy>(view: DeviceView<'_, T>, access: Access, foreign: bool) -
     Packed { arg, touch: Some(Touch { block: view.block.clone(), bytes, access, foreign }) }
 }
 
-impl<T: DeviceCopy> Arg<&'static [T]> for &DeviceBuffer<T> {
-    fn pack(self) -> Packed {
-        pack(self.view(), Access::Read, false)
-    }
+macro_rules! buffer_args {
+    ($($Given:ty as $Param:ty: |$this:ident| $view:expr, $access:ident, $foreign:literal;)+) => {$(
+        impl<T: DeviceCopy> Arg<$Param> for $Given {
+            fn pack($this) -> Packed {
+                pack($view, Access::$access, $foreign)
+            }
+        }
+    )+};
 }
-impl<T: DeviceCopy> Arg<&'static [T]> for DeviceView<'_, T> {
-    fn pack(self) -> Packed {
-        pack(self, Access::Read, false)
-    }
-}
-impl<T: DeviceCopy> Arg<&'static [T]> for &DeviceView<'_, T> {
-    fn pack(self) -> Packed {
-        pack(*self, Access::Read, false)
-    }
-}
-impl<T: DeviceCopy> Arg<&'static [T]> for &DeviceViewMut<'_, T> {
-    fn pack(self) -> Packed {
-        pack(self.view(), Access::Read, false)
-    }
-}
-impl<T: DeviceCopy> Arg<&'static [T]> for PeerView<'_, T> {
-    fn pack(self) -> Packed {
-        pack(self.0, Access::Read, true)
-    }
-}
-impl<T: DeviceCopy> Arg<&'static mut [T]> for &mut DeviceBuffer<T> {
-    fn pack(self) -> Packed {
-        pack(self.view(), Access::Write, false)
-    }
-}
-impl<T: DeviceCopy> Arg<&'static mut [T]> for DeviceViewMut<'_, T> {
-    fn pack(self) -> Packed {
-        pack(self.view(), Access::Write, false)
-    }
-}
-impl<T: DeviceCopy> Arg<&'static mut [T]> for &mut DeviceViewMut<'_, T> {
-    fn pack(self) -> Packed {
-        pack((*self).view_mut().view(), Access::Write, false)
-    }
+buffer_args! {
+    &DeviceBuffer<T> as &'static [T]: |self| self.view(), Read, false;
+    DeviceView<'_, T> as &'static [T]: |self| self, Read, false;
+    &DeviceView<'_, T> as &'static [T]: |self| *self, Read, false;
+    &DeviceViewMut<'_, T> as &'static [T]: |self| self.view(), Read, false;
+    PeerView<'_, T> as &'static [T]: |self| self.0, Read, true;
+    &mut DeviceBuffer<T> as &'static mut [T]: |self| self.view(), Write, false;
+    DeviceViewMut<'_, T> as &'static mut [T]: |self| self.view(), Write, false;
+    &mut DeviceViewMut<'_, T> as &'static mut [T]: |self| (*self).view_mut().view(), Write, false;
 }
 
 /// A kernel's parameters: a tuple of up to twelve [`Param`]s.

@@ -9,7 +9,7 @@ mod member;
 
 use crate::{
     Device, Shard,
-    contain::{Contained, text_of},
+    contain::{Contained, Finally, text_of},
     error::{Error, Result, Site, listed, op_site::OpSite},
     fabric::{broadcast, processes::NewScope},
     gang::{
@@ -226,14 +226,8 @@ fn is_held(shared: &Shared, devices: &[usize]) -> bool {
 /// The code cannot start a scope on their GPUs.
 #[cfg(feature = "tasks")]
 pub(crate) fn holding<R>(shared: &Arc<Shared>, f: impl FnOnce() -> R) -> R {
-    struct Held;
-    impl Drop for Held {
-        fn drop(&mut self) {
-            HELD.with_borrow_mut(Vec::pop);
-        }
-    }
     HELD.with_borrow_mut(|held| held.push(shared.clone()));
-    let _held = Held;
+    let _held = Finally(|| drop(HELD.with_borrow_mut(Vec::pop)));
     f()
 }
 

@@ -30,21 +30,7 @@ use std::{rc::Rc, sync::Arc};
 ///
 /// The members may be devices of several processes: [`Device::world`](crate::Device::world) is the group of all.
 ///
-/// ```
-/// # use gpu_pool::{GpuPool, ReduceOp};
-/// let pool = GpuPool::builder().host(4).build()?;
-/// let found = pool.run(|dev, shard| {
-///     let mut x = dev.upload(&[shard.index() as f32])?;
-///     // Rows and columns of a 2 x 2 grid.
-///     let row = dev.group(&[shard.index() / 2 * 2, shard.index() / 2 * 2 + 1])?;
-///     row.all_reduce(&mut x, ReduceOp::Sum)?;
-///     let column = dev.group(&[shard.index() % 2, shard.index() % 2 + 2])?;
-///     column.all_reduce(&mut x, ReduceOp::Max)?;
-///     dev.download(&x)
-/// })?;
-/// assert_eq!(found, [[5.0], [5.0], [5.0], [5.0]]);
-/// # Ok::<(), gpu_pool::Error>(())
-/// ```
+/// The page "Collectives" of the guide has an example.
 pub struct Group<'d> {
     pub(super) dev: &'d Device,
     pub(super) membership: Rc<Membership>,

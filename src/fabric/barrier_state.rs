@@ -4,6 +4,7 @@
 
 use super::layout::{DeviceBarrier, FEW};
 use crate::{
+    contain::Finally,
     error::{Error, Result, Site},
     memory::stream::StreamCore,
 };
@@ -87,9 +88,9 @@ impl DeviceBarrierState {
     }
 
     /// Until the guard is dropped, this thread must not wait for others' launches.
-    pub(crate) fn block(&self) -> BlockingGuard<'_> {
+    pub(crate) fn block(&self) -> Finally<impl FnMut()> {
         self.blocked.set(self.blocked.get() + 1);
-        BlockingGuard(&self.blocked)
+        Finally(|| self.blocked.set(self.blocked.get() - 1))
     }
 
     pub(crate) fn check_not_blocked(&self, name: &'static str, site: Site) -> Result<()> {
@@ -98,13 +99,5 @@ impl DeviceBarrierState {
         }
         let why = "a collective within `blocking` would wait for the closure that calls it";
         Err(Error::invalid_at(site, name, why))
-    }
-}
-
-pub(crate) struct BlockingGuard<'s>(&'s Cell<u32>);
-
-impl Drop for BlockingGuard<'_> {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
     }
 }

@@ -3,7 +3,10 @@
 //! Invariant: a gang that is not registered any more is not poisoned any more, since both are under one lock.
 
 use super::Gang;
-use crate::error::{Error, Site};
+use crate::{
+    contain::Finally,
+    error::{Error, Site},
+};
 use parking_lot::Mutex;
 use std::{panic::Location, sync::Arc};
 
@@ -63,14 +66,15 @@ impl CancelToken {
     }
 
     /// Poisons the gang when the token is cancelled, also if it already is, until the guard is dropped.
-    pub(crate) fn register(&self, gang: &Arc<Gang>) -> Registered<'_> {
+    pub(crate) fn register(&self, gang: &Arc<Gang>) -> Finally<impl FnMut()> {
         let mut state = self.0.lock();
         state.gangs.push(gang.clone());
         if let Some(site) = state.site {
             poison(gang, site);
         }
         drop(state);
-        Registered { token: self, gang: gang.clone() }
+        let own = gang.clone();
+        Finally(move || self.0.lock().gangs.retain(|gang| !Arc::ptr_eq(gang, &own)))
     }
 }
 
@@ -80,17 +84,6 @@ fn error(site: Site) -> Error {
 
 fn poison(gang: &Gang, site: Site) {
     gang.poison(gang.device(0), error(site));
-}
-
-pub(crate) struct Registered<'t> {
-    token: &'t CancelToken,
-    gang: Arc<Gang>,
-}
-
-impl Drop for Registered<'_> {
-    fn drop(&mut self) {
-        self.token.0.lock().gangs.retain(|gang| !Arc::ptr_eq(gang, &self.gang));
-    }
 }
 
 debug_as!(CancelToken, |self| is_cancelled = self.is_cancelled());

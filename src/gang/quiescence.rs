@@ -5,6 +5,7 @@
 
 use super::gpu_order::GpuOrder;
 use crate::{
+    contain::Finally,
     driver::host::Attendee,
     sync::{EventCount, shim},
 };
@@ -39,13 +40,15 @@ impl Quiescence {
         Arc::new(Quiescence { waker, gpu_order, state: Mutex::default() })
     }
 
-    pub(crate) fn register(self: &Arc<Self>) -> Registration {
+    /// The calling thread is this one, until the guard is dropped.
+    pub(crate) fn register(self: &Arc<Self>) -> Finally<impl FnMut() + use<>> {
         let mut state = self.state.lock();
         state.thread = Some(thread::current().id());
         let task = fs::read_link("/proc/thread-self").ok();
         state.stat = task.map(|task| Path::new("/proc").join(task).join("stat"));
         drop(state);
-        Registration(self.clone())
+        let ended = self.clone();
+        Finally(move || ended.state.lock().ended = true)
     }
 
     /// Runs `wait`, which blocks exactly as long as `holds` returns true. The thread counts as blocked so long.
@@ -61,14 +64,6 @@ impl Quiescence {
         state.waits_for = Some(what);
         state.deadlock = None;
         PeerWait(self)
-    }
-}
-
-pub(crate) struct Registration(Arc<Quiescence>);
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        self.0.state.lock().ended = true;
     }
 }
 
@@ -129,43 +124,21 @@ struct Counts {
 }
 
 impl EnteringScopes {
-    pub(crate) fn enter(&self) -> Entering<'_> {
+    pub(crate) fn enter(&self) -> Finally<impl FnMut()> {
         let mut entering = self.0.lock();
         entering.now += 1;
         entering.ever += 1;
-        Entering(self)
-    }
-}
-
-pub(crate) struct Entering<'a>(&'a EnteringScopes);
-
-impl Drop for Entering<'_> {
-    fn drop(&mut self) {
-        self.0.0.lock().now -= 1;
+        Finally(|| self.0.lock().now -= 1)
     }
 }
 
 impl Attendee for EnteringScopes {
-    fn thread(&self) -> Option<ThreadId> {
-        None
-    }
-
     fn blocked(&self) -> Option<u64> {
         let entering = self.0.lock();
         (entering.now == 0).then_some(entering.ever)
     }
 
-    fn is_running(&self) -> bool {
-        true
-    }
-
-    fn waits_for(&self) -> Option<String> {
-        None
-    }
-
     fn progress(&self) -> u64 {
         self.0.lock().ever
     }
-
-    fn deadlocked(&self, _report: &str) {}
 }

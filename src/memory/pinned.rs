@@ -21,17 +21,7 @@ use std::{
 /// classic mistakes cannot be written: reading before the copy has arrived, freeing during a copy (pytorch#130785,
 /// pytorch#127612).
 ///
-/// ```
-/// # let pool = gpu_pool::GpuPool::builder().host(1).build()?;
-/// let mut batch = pool.pinned::<f32>(1000)?;
-/// batch.as_mut_slice()?.fill(2.0);
-/// let sums = pool.run(|dev, _| {
-///     let x = dev.upload_pinned(&batch)?; // does not wait
-///     dev.download(&dev.sum(&x)?)
-/// })?;
-/// assert_eq!(sums[0], [2000.0]);
-/// # Ok::<(), gpu_pool::Error>(())
-/// ```
+/// The page "Memory and copies" of the guide has an example.
 pub struct PinnedBuffer<T: DeviceCopy> {
     pub(crate) block: BlockRef,
     /// Where it begins in the block, in bytes: 0, but for a part that was [split off](Self::split_off).

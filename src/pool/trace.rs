@@ -2,6 +2,7 @@
 
 use super::GpuPool;
 use crate::{
+    contain::Finally,
     error::{Error, Result, Site},
     memory::MemoryStats,
     thread::worker::Shared,
@@ -30,20 +31,12 @@ impl GpuPool {
         let (path, site) = (path.as_ref(), Location::caller());
         self.check_open()?;
         start(&self.shared, path).map_err(|error| refused("record_trace", site, path, &error))?;
-        let stop = Stop(&self.shared);
+        // The session ends also if the closure panics.
+        let stop = Finally(|| drop(self.shared.timeline.stop()));
         let result = f();
         std::mem::forget(stop);
         self.shared.timeline.stop().map_err(|error| refused("record_trace", site, path, &error))?;
         Ok(result)
-    }
-}
-
-/// Ends the session also if the closure panics.
-struct Stop<'s>(&'s Arc<Shared>);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        let _ = self.0.timeline.stop();
     }
 }
 

@@ -68,4 +68,4 @@ pub use turnstile::Turnstile;
 pub use word::{load_word, raise_word, store_word};
 
 default_is_new!(CommitWord, EventCount, Flag, Gate, LaunchGate, RefCount, Sequence, Turnstile);
-default_is_new!(BroadcastSlot<N> [const N: usize], Mirror<N> [const N: usize]);
+default_is_new!(BroadcastSlot<N> [const N: usize], Mirror<N> [const N: usize], Spares<T> [T]);

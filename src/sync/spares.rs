@@ -14,15 +14,9 @@ use super::shim::Mutex;
 /// Spare objects, for any thread. The head of `src/sync/spares.rs` has the rule for events.
 pub struct Spares<T>(Mutex<Vec<T>>);
 
-impl<T> Default for Spares<T> {
-    fn default() -> Self {
-        Spares(Mutex::new(Vec::new()))
-    }
-}
-
 impl<T> Spares<T> {
     pub fn new() -> Self {
-        Self::default()
+        Spares(Mutex::new(Vec::new()))
     }
 
     /// Takes a returned object, if there is one. Everything done before its return is visible.

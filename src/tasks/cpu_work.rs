@@ -29,10 +29,6 @@ impl CpuWork {
 }
 
 impl Attendee for CpuWork {
-    fn thread(&self) -> Option<ThreadId> {
-        None
-    }
-
     fn blocked(&self) -> Option<u64> {
         let (tasks, stamp) = *self.0.lock();
         (tasks == 0).then_some(stamp)
@@ -42,15 +38,9 @@ impl Attendee for CpuWork {
         self.0.lock().0 > 0
     }
 
-    fn waits_for(&self) -> Option<String> {
-        None
-    }
-
     fn progress(&self) -> u64 {
         self.0.lock().1
     }
-
-    fn deadlocked(&self, _report: &str) {}
 }
 
 /// It is blocked exactly while the driver says so.
@@ -65,17 +55,7 @@ impl Attendee for WaitingThread {
         None
     }
 
-    fn is_running(&self) -> bool {
-        true
-    }
-
-    fn waits_for(&self) -> Option<String> {
-        None
-    }
-
     fn progress(&self) -> u64 {
         0
     }
-
-    fn deadlocked(&self, _report: &str) {}
 }

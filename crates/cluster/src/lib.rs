@@ -23,7 +23,7 @@
 #![cfg_attr(not(any(test, loom)), deny(clippy::disallowed_methods))]
 #![cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
 
-#[macro_use(debug_as, display_as, fail_if, invalid_if)]
+#[macro_use(debug_as, display_as, fail_if, invalid_if, setters)]
 extern crate gpu_pool;
 
 /// An `Error::Cluster` of an operation, with a formatted reason.
@@ -255,31 +255,6 @@ impl Cluster {
         Cluster { launch, secret, heartbeat_timeout, connect_timeout, transport }
     }
 
-    /// A process without a heartbeat for this long is lost: 30 seconds if not set. A shorter limit than 10 ms counts as
-    /// 10 ms. Everywhere the same. A process whose connection ends is lost immediately.
-    ///
-    /// Processes speak by themselves, from a thread of their own, also during long computations: only one that is
-    /// stopped, or cut off, is silent. (For one that does not get on, there is
-    /// [`Builder::timeout`](gpu_pool::Builder::timeout).)
-    pub fn heartbeat_timeout(mut self, limit: Duration) -> Cluster {
-        self.heartbeat_timeout = limit.max(Duration::from_millis(10));
-        self
-    }
-
-    /// How long the processes wait for each other while their pools are built: 5 minutes if not set. A shorter limit
-    /// than 10 ms counts as 10 ms. So long they also wait until the name of rank 0's machine is known.
-    pub fn connect_timeout(mut self, limit: Duration) -> Cluster {
-        self.connect_timeout = limit.max(Duration::from_millis(10));
-        self
-    }
-
-    /// Sets the transport, which moves data between the processes: [`TransportChoice::Auto`] if not set. Everywhere the
-    /// same.
-    pub fn transport(mut self, transport: TransportChoice) -> Cluster {
-        self.transport = transport;
-        self
-    }
-
     /// The number of this process: 0, 1, .. In errors it is the *host*.
     pub fn rank(&self) -> usize {
         self.launch.rank
@@ -304,6 +279,24 @@ impl Cluster {
     pub(crate) fn transport_choice(&self) -> TransportChoice {
         self.transport
     }
+}
+
+setters! { Cluster;
+    /// A process without a heartbeat for this long is lost: 30 seconds if not set. A shorter limit than 10 ms counts as
+    /// 10 ms. Everywhere the same. A process whose connection ends is lost immediately.
+    ///
+    /// Processes speak by themselves, from a thread of their own, also during long computations: only one that is
+    /// stopped, or cut off, is silent. (For one that does not get on, there is
+    /// [`Builder::timeout`](gpu_pool::Builder::timeout).)
+    pub fn heartbeat_timeout(self, limit: Duration) { self.heartbeat_timeout = limit.max(Duration::from_millis(10)); }
+
+    /// How long the processes wait for each other while their pools are built: 5 minutes if not set. A shorter limit
+    /// than 10 ms counts as 10 ms. So long they also wait until the name of rank 0's machine is known.
+    pub fn connect_timeout(self, limit: Duration) { self.connect_timeout = limit.max(Duration::from_millis(10)); }
+
+    /// Sets the transport, which moves data between the processes: [`TransportChoice::Auto`] if not set. Everywhere the
+    /// same.
+    pub fn transport(self, transport: TransportChoice) { self.transport = transport; }
 }
 
 // The models drive private parts.

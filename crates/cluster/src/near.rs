@@ -19,7 +19,7 @@
 
 use super::control::Control;
 use super::hub::{Hub, Limits};
-use super::transport::shm::{Shared, introduce};
+use super::transport::shm::{Shared, pass_on};
 use super::wire::{self, Record, ToHost};
 use super::world::{Local, Near};
 use super::{connect, socket};
@@ -70,7 +70,9 @@ pub(super) fn open(control: &Control, local: &Arc<Local>, limits: Limits) -> Res
     let told = control.gather("near", if able { identity.as_bytes() } else { b"" })?;
     let Some(own) = own.filter(|_| connect::same_everywhere(&told)) else { return Ok(None) };
     let (set, get) = (|key: &str, value: &[u8]| control.local.set(key, value), |key: &str| control.local.get(key));
-    let theirs = introduce(&own, "near", (host, size), &set, &get, &|| control.lost(), limits.connect_timeout)?;
+    let (lost, limit) = (|| control.lost(), limits.connect_timeout);
+    let theirs = pass_on(own.descriptor(), "near", (host, size), &set, &get, &lost, limit)?;
+    let theirs = own.map_theirs(theirs)?;
     let own = Arc::new(own);
     let memory: Vec<_> = theirs.into_iter().map(|theirs| theirs.map_or_else(|| own.clone(), Arc::new)).collect();
     let regions: Vec<_> = memory.iter().map(|memory| memory.at()).collect();

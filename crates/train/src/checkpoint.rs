@@ -33,26 +33,7 @@ const MOST_HEADER: usize = 100_000_000;
 /// [safetensors](https://huggingface.co/docs/safetensors), which other programs read, too
 /// (`safetensors.torch.load_file` of Python), and which runs no code when it is read.
 ///
-/// ```
-/// use gpu_pool::GpuPool;
-/// use gpu_pool_train::Checkpoint;
-/// # let path = std::env::temp_dir().join(format!("gpu-pool-doc-{}.safetensors", std::process::id()));
-/// let pool = GpuPool::builder().host(1).build()?;
-/// let found = pool.run(|dev, _| {
-///     let weights = dev.upload(&[1.0f32, 2.0])?;
-///     let mut checkpoint = Checkpoint::new();
-///     checkpoint.insert("layer1.weight", &[1, 2], &dev.download(&weights)?)?;
-///     checkpoint.note("epoch", "3");
-///     checkpoint.save(&path)?;
-///
-///     let checkpoint = Checkpoint::load(&path)?;
-///     assert_eq!(checkpoint.noted("epoch"), Some("3"));
-///     dev.download(&dev.upload(&checkpoint.tensor::<f32>("layer1.weight")?)?)
-/// })?;
-/// assert_eq!(found[0], [1.0, 2.0]);
-/// # std::fs::remove_file(&path).unwrap();
-/// # Ok::<(), gpu_pool::Error>(())
-/// ```
+/// The page "Checkpoints" of the guide has an example.
 #[derive(Clone, Default)]
 pub struct Checkpoint {
     file: Arc<Vec<u8>>,

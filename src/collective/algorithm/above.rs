@@ -33,11 +33,8 @@ pub type Addresses = [[u64; MOST]; 3];
 
 /// One kernel of each member. They wait for each other, so all of their blocks are on the devices at once.
 pub trait MeetingKernel: Sync {
-    /// For logs.
-    fn name(&self) -> &'static str;
-
-    /// Its name in logs.
-    fn reason(&self) -> &'static str;
+    /// For logs: its name, and the reason to choose it.
+    fn about(&self) -> (&'static str, &'static str);
 
     /// Its module, and the name of its entry.
     fn entry(&self) -> (&'static Module, &'static str);
@@ -65,11 +62,11 @@ impl Above<'_> {
 
 impl Algorithm for Above<'_> {
     fn about(&self) -> About {
-        About { name: self.0.name(), group: types::Algorithm::Direct, waits_by: "flags" }
+        About { name: self.0.about().0, group: types::Algorithm::Direct, waits_by: "flags" }
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
-        case.meets_on_devices().then(|| self.0.reason())
+        case.meets_on_devices().then(|| self.0.about().1)
     }
 
     fn needs(&self, _: &Case<'_>) -> Needs {

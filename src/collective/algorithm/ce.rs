@@ -40,10 +40,6 @@ impl Algorithm for Ce {
         Needs::EVENTS
     }
 
-    fn blocks(&self, case: &Case<'_>) -> u32 {
-        launch::blocks(case.largest())
-    }
-
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
         let work = matched.shape.copies(member.count(), member.rank, member.request.grain());
         member.carry_out(matched, &work, |job| copy_all(member, job))

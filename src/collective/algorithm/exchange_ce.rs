@@ -66,10 +66,6 @@ impl Algorithm for ExchangeCe {
         Needs { meeting: MeetBy::Events, scratch: Scratch::device(sizes.into_iter()) }
     }
 
-    fn blocks(&self, case: &Case<'_>) -> u32 {
-        launch::blocks(case.largest())
-    }
-
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
         let (request, shape) = (member.request, matched.shape);
         let (n, size) = (member.count(), request.dtype.size());

@@ -92,7 +92,9 @@ pub(crate) trait Algorithm: Sync {
     }
 
     /// Blocks of the kernel that carries the case out, or of the one that adds up what copy engines have brought.
-    fn blocks(&self, case: &Case<'_>) -> u32;
+    fn blocks(&self, case: &Case<'_>) -> u32 {
+        super::launch::blocks(case.largest())
+    }
 
     /// Whether `all_reduce_many` may pack small buffers into one. It may not if the bits depend on the place in the
     /// buffer, nor if a user asks for this algorithm so that no kernel runs.

@@ -70,10 +70,6 @@ impl Algorithm for RingCe {
         Needs { meeting: MeetBy::Events, scratch: Scratch::device(std::iter::once(largest * case.dtype.size())) }
     }
 
-    fn blocks(&self, case: &Case<'_>) -> u32 {
-        launch::blocks(case.largest())
-    }
-
     fn packs(&self) -> bool {
         false
     }

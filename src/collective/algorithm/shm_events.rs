@@ -51,10 +51,6 @@ impl Algorithm for ShmEvents {
         Needs { meeting: MeetBy::Host, scratch: Scratch::Host((bytes + lines).min(ROOM.max(lines))) }
     }
 
-    fn blocks(&self, case: &Case<'_>) -> u32 {
-        launch::blocks(case.largest())
-    }
-
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
         Steps::new(member, matched).run()
     }

@@ -19,23 +19,29 @@ use std::{
 /// A host thread (or several) that must be blocked before a stepped machine takes a step.
 pub trait Attendee: Send + Sync {
     /// The thread; the machine uses it to find the thread's waits in the driver.
-    fn thread(&self) -> Option<ThreadId>;
+    fn thread(&self) -> Option<ThreadId> {
+        None
+    }
 
     /// A number if the thread waits outside the driver, only other threads can end the wait, and there is nothing new
     /// for it to look at. The number changes when the thread continues.
     fn blocked(&self) -> Option<u64>;
 
     /// Whether the operating system reports the thread as running or runnable; `false` if that is not known.
-    fn is_running(&self) -> bool;
+    fn is_running(&self) -> bool {
+        true
+    }
 
     /// The peers that the thread waits for outside the driver, if it has work; for deadlock reports.
-    fn waits_for(&self) -> Option<String>;
+    fn waits_for(&self) -> Option<String> {
+        None
+    }
 
     /// A counter that grows whenever the thread begins something new.
     fn progress(&self) -> u64;
 
     /// Called when the wait that [`waits_for`](Self::waits_for) has described will never end.
-    fn deadlocked(&self, report: &str);
+    fn deadlocked(&self, _report: &str) {}
 }
 
 pub(super) struct Wait {

@@ -19,9 +19,7 @@ mod inbox;
 mod memory;
 mod outbox;
 
-#[cfg(feature = "nccl")]
-pub(crate) use self::memory::pass_on;
-pub(crate) use self::memory::{Shared, introduce};
+pub(crate) use self::memory::{Shared, pass_on};
 use self::{inbox::Inbox, outbox::Outbox};
 use super::host::{Backoff, Part, exchange};
 use crate::runtime::sync::{
@@ -127,11 +125,11 @@ impl Shm {
         let stride = Mapped::size(ring);
         let part = (stride * size).next_multiple_of(PAGE);
         let own = Arc::new(Shared::new(part + PART)?);
-        let theirs = introduce(&own, name, (rank, size), &set, &get, lost, deadline)?;
+        let theirs = own.map_theirs(pass_on(own.descriptor(), name, (rank, size), &set, &get, lost, deadline)?)?;
         let mut peers = Vec::with_capacity(size);
         for (peer, theirs) in theirs.into_iter().enumerate() {
-            // SAFETY: each ring has its place in the memory of its reader, by the number of its writer; `introduce` has
-            // checked the size. Mappings begin with a page, and live as long as this object's peers. There is one
+            // SAFETY: each ring has its place in the memory of its reader, by the number of its writer. `map_theirs`
+            // has checked the size. Mappings begin with a page, and live as long as this object's peers. There is one
             // writer and one reader: these.
             let (to, from) = unsafe {
                 let to = theirs.as_ref().map(|theirs| Mapped::new(theirs.at().add(stride * rank), ring));

@@ -37,12 +37,8 @@ pub(crate) fn entry<T: Parameter>() -> (&'static Module, &'static str) {
 }
 
 impl<T: Parameter> MeetingKernel for OneKernel<'_, T> {
-    fn name(&self) -> &'static str {
-        "sharded"
-    }
-
-    fn reason(&self) -> &'static str {
-        "one kernel adds up, updates and sends"
+    fn about(&self) -> (&'static str, &'static str) {
+        ("sharded", "one kernel adds up, updates and sends")
     }
 
     fn entry(&self) -> (&'static Module, &'static str) {
@@ -96,12 +92,8 @@ pub(crate) fn entry_of_buckets<T: Parameter>() -> (&'static Module, &'static str
 pub(crate) const PIECE: usize = 7;
 
 impl<T: Parameter> MeetingKernel for Buckets<'_, T> {
-    fn name(&self) -> &'static str {
-        "sharded_buckets"
-    }
-
-    fn reason(&self) -> &'static str {
-        "one kernel exchanges squares, updates and sends"
+    fn about(&self) -> (&'static str, &'static str) {
+        ("sharded_buckets", "one kernel exchanges squares, updates and sends")
     }
 
     fn entry(&self) -> (&'static Module, &'static str) {

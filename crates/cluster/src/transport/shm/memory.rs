@@ -65,6 +65,15 @@ impl Shared {
     pub(crate) fn at(&self) -> *mut u8 {
         self.at
     }
+
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+
+    /// Maps the memory of others, of this size.
+    pub(crate) fn map_theirs(&self, theirs: Vec<Option<OwnedFd>>) -> Result<Vec<Option<Shared>>> {
+        theirs.into_iter().map(|theirs| theirs.map(|theirs| Shared::map(theirs, self.bytes)).transpose()).collect()
+    }
 }
 
 impl Drop for Shared {
@@ -81,22 +90,8 @@ const KEY: usize = 16;
 /// Most visitors that have not said yet which process they are; the one that has waited longest makes room.
 const MOST_VISITORS: usize = 1024;
 
-/// Gives this process's memory to all others, and gets theirs, of the same size, by their numbers. None for itself.
-/// Every wait ends when `lost` says why, and at the deadline.
-pub(crate) fn introduce(
-    own: &Shared,
-    name: &str,
-    (rank, size): (usize, usize),
-    set: &impl Fn(&str, &[u8]) -> Result<()>,
-    get: &impl Fn(&str) -> Result<Vec<u8>>,
-    lost: &dyn Fn() -> Option<Error>,
-    deadline: Duration,
-) -> Result<Vec<Option<Shared>>> {
-    let theirs = pass_on(own.descriptor.as_fd(), name, (rank, size), set, get, lost, deadline)?;
-    theirs.into_iter().map(|theirs| theirs.map(|theirs| Shared::map(theirs, own.bytes)).transpose()).collect()
-}
-
-/// [`introduce`] for a descriptor of any kind.
+/// Gives this process's descriptor to all others, and gets theirs, by their numbers. None for itself. Every wait ends
+/// when `lost` says why, and at the deadline.
 pub(crate) fn pass_on(
     own: BorrowedFd<'_>,
     name: &str,
