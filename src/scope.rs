@@ -9,7 +9,7 @@ mod member;
 
 use crate::{
     Device, Shard,
-    contain::{Contained, Finally, text_of},
+    contain::{Contained, text_of},
     error::{Error, Result, Site, listed, op_site::OpSite},
     fabric::{broadcast, processes::NewScope},
     gang::{
@@ -227,7 +227,7 @@ fn is_held(shared: &Shared, devices: &[usize]) -> bool {
 #[cfg(feature = "tasks")]
 pub(crate) fn holding<R>(shared: &Arc<Shared>, f: impl FnOnce() -> R) -> R {
     HELD.with_borrow_mut(|held| held.push(shared.clone()));
-    let _held = Finally(|| drop(HELD.with_borrow_mut(Vec::pop)));
+    let _held = crate::contain::Finally(|| drop(HELD.with_borrow_mut(Vec::pop)));
     f()
 }
 

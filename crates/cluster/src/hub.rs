@@ -29,7 +29,7 @@ use super::mutant::{self, Rule};
 use super::wire::{Arrive, Call, Entry, Failure, Kind, Member, Record, ToHost, ToHub, cut};
 use meeting::Meeting;
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     time::Duration,
 };
 use unnamed::{Progress, Unnamed};
@@ -42,6 +42,12 @@ const TICKS: usize = 4;
 
 /// Behind this each process's number: the name of the value that tells that it has opened the transport, or why not.
 pub(crate) const OPENED: &str = "opened/";
+
+/// Behind this: the name of a process's last words about a failure. They may never come, and nobody waits for them.
+pub(crate) const WORDS: &str = "words/";
+
+/// The most of these names that are known: those of the last failures.
+pub(crate) const MOST_WORDS: usize = 64;
 
 pub(crate) type Out = Vec<(usize, ToHost)>;
 
@@ -70,6 +76,8 @@ pub(crate) struct Hub {
     values: BTreeMap<String, Vec<u8>>,
     /// Hosts that have asked for a value, and do nothing else.
     asked: BTreeMap<String, Vec<(usize, bool)>>,
+    /// Names of last words among these values and questions, the oldest first.
+    words: VecDeque<String>,
     opened: BTreeSet<usize>,
     /// How many may not join.
     refused: usize,
@@ -223,7 +231,23 @@ impl Hub {
         self.left.contains(&host)
     }
 
+    fn keep_few_words(&mut self, key: &str) {
+        if !key.starts_with(WORDS) || self.words.iter().any(|known| known == key) {
+            return;
+        }
+        self.words.push_back(key.to_owned());
+        if self.words.len() > MOST_WORDS
+            && let Some(oldest) = self.words.pop_front()
+        {
+            self.values.remove(&oldest);
+            self.asked.remove(&oldest);
+        }
+    }
+
     fn handle(&mut self, host: usize, frame: ToHub) -> Result<(), &'static str> {
+        if let ToHub::Set { key, .. } | ToHub::Get { key, .. } = &frame {
+            self.keep_few_words(key);
+        }
         match frame {
             ToHub::Set { key, value } => {
                 if key.strip_prefix(OPENED).is_some_and(|rank| rank.parse() == Ok(host)) {
@@ -390,9 +414,11 @@ impl Hub {
     }
 
     fn miss_who_left(&mut self) {
-        let missed = self.left.iter().copied().find(|&host| {
-            !self.asked.is_empty() || self.scopes.values().any(|scope| scope.failed.is_none() && scope.waits_for(host))
-        });
+        let asked = self.asked.keys().any(|key| !key.starts_with(WORDS));
+        let missed =
+            self.left.iter().copied().find(|&host| {
+                asked || self.scopes.values().any(|scope| scope.failed.is_none() && scope.waits_for(host))
+            });
         if let Some(host) = missed {
             self.end(Failure::lost(host, "it has left the cluster"));
         }

@@ -4,6 +4,7 @@
 //! Every wait here ends when the hub says so, when the cluster ends, or when the link knows that the hub is silent:
 //! deadlines are the hub's. `loom_tests/world.rs` has models of these threads.
 
+use super::hub::{MOST_WORDS, WORDS};
 use super::process::{Class, Key, Process};
 use super::wire::{self, Arrive, Failure, Record, ToHost, ToHub, cut, hash, shortened, text};
 use crate::runtime::{
@@ -275,7 +276,7 @@ impl Local {
 
 /// The name of a process's words about a failure. Its text may be [cut] on its way.
 fn words_about(host: usize, failure: &str) -> String {
-    format!("words/{host}/{:016x}", hash(&cut(failure.to_owned())))
+    format!("{WORDS}{host}/{:016x}", hash(&cut(failure.to_owned())))
 }
 
 pub(crate) struct Members {
@@ -327,6 +328,10 @@ impl World for Members {
     fn when_told(&self, host: usize, failure: &str, hear: Hear) {
         let key = words_about(host, failure);
         self.local.post(|inner| {
+            // As in the hub, those of old failures never come.
+            if inner.hears.len() == MOST_WORDS {
+                inner.hears.pop_first();
+            }
             inner.hears.insert(key.clone(), hear);
             ((), Some(ToHub::Get { key, waits: false }))
         });

@@ -1,6 +1,6 @@
 //! The hub's clock, and its tables: neither a member's deadline nor an announced size has a part in them.
 
-use super::{Hub, Limits, Out};
+use super::{Hub, Limits, MOST_WORDS, Out, WORDS};
 use crate::wire::{Entry, Failure, ToHost, ToHub};
 use std::time::Duration;
 
@@ -122,4 +122,23 @@ fn tables_grow_with_those_that_have_joined() {
     let Some(Failure::Timeout { missing, .. }) = found else { panic!("{found:?}") };
     let absent: Vec<u32> = (0..4097).filter(|host| *host != 7).collect();
     assert_eq!(missing, absent, "as many as a frame takes");
+}
+
+/// Once a process that had left was missed, because another one's last words had not come.
+#[test]
+fn last_words_hold_nobody_and_are_few() {
+    let mut hub = Hub::new(Limits { size: 3, heartbeat_timeout: HOUR, connect_timeout: HOUR });
+    (0..3).for_each(|host| drop(hub.joined(host)));
+    for failure in 0..1000 {
+        let key = format!("{WORDS}1/{failure}");
+        assert_eq!(hub.frame(0, ToHub::Get { key: key.clone(), waits: false }), []);
+        let told = hub.frame(1, ToHub::Set { key: key.clone(), value: vec![7] });
+        assert_eq!(told, [(0, ToHost::Value { key, value: vec![7] })]);
+    }
+    assert_eq!((hub.values.len(), hub.asked.len()), (MOST_WORDS, 0));
+    for failure in 0..1000 {
+        hub.frame(0, ToHub::Get { key: format!("{WORDS}2/{failure}"), waits: false });
+    }
+    assert_eq!((hub.values.len(), hub.asked.len()), (0, MOST_WORDS));
+    assert_eq!(lost(hub.frame(1, ToHub::Bye)), None);
 }
