@@ -56,7 +56,8 @@ pub trait Processes: Send + Sync + fmt::Debug {
     /// Tells the other processes about a failure, which has this text in all of them. It does not wait.
     fn tell(&self, failure: &str, words: &str);
 
-    /// `hear` is called when a process [tells](Self::tell) about a failure, or has told. It must not wait.
+    /// `hear` is called when a process [tells](Self::tell) about a failure, or has told. The connection's reader calls
+    /// it: it may write a file, no more.
     fn when_told(&self, host: usize, failure: &str, hear: Box<dyn FnOnce(&str) + Send>);
 
     /// The implementation for groups that span processes: a `Box<dyn AcrossProcesses>` (`collective/across.rs`).

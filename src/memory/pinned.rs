@@ -21,7 +21,7 @@ use std::{
 /// classic mistakes cannot be written: reading before the copy has arrived, freeing during a copy (pytorch#130785,
 /// pytorch#127612).
 ///
-/// The page "Memory and copies" of the guide has an example.
+/// The page "Memory" of the guide has an example.
 pub struct PinnedBuffer<T: DeviceCopy> {
     pub(crate) block: BlockRef,
     /// Where it begins in the block, in bytes: 0, but for a part that was [split off](Self::split_off).

@@ -32,7 +32,8 @@ impl Device {
     /// matrices of `a`, of `b` and of `c` let them be counted in one. Else the longest dimension is one call, which is
     /// repeated for the others.
     ///
-    /// The page "Kernels" of the guide has an example, and "Operations" computes attention with batches.
+    /// The page "Your own kernels, and cudarc" of the guide has an example, and "Operations" computes attention with
+    /// batches.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when the shapes do not fit, [`Error::WrongDevice`], [`Error::Aborted`], the driver's

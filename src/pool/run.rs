@@ -285,8 +285,8 @@ impl GpuPool {
         Run::new(&self.shared, ()).named(name)
     }
 
-    /// Runs `f` on every device, each with its own rows (of `width` items) of `out`. The page "Shards" of the guide
-    /// has an example.
+    /// Runs `f` on every device, each with its own rows (of `width` items) of `out`. The page "Shards and parts" of the
+    /// guide has an example.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when `width` is 0 or does not divide the length; else as [`run`](Self::run).

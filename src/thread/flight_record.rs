@@ -32,7 +32,7 @@ use std::{
 const VERSION: u32 = 1;
 /// Records of each device in a brief text.
 const BRIEF: usize = 4;
-/// The most processes that are asked for their last words.
+/// So many processes tell their last words about a failure, and are asked for them: the first ones that it names.
 const MOST_ASKED: usize = 8;
 
 /// The last operations of each device of a pool, from [`GpuPool::flight_record`](crate::GpuPool::flight_record). Its
@@ -251,9 +251,10 @@ impl fmt::Display for FlightRecord {
 /// Makes the records of a pool, and writes them.
 pub(crate) struct Recorder {
     handles: Vec<Arc<DeviceHandle>>,
-    /// The number of this process in its cluster, and the cluster's clock when the pool was built.
+    /// The number of this process in its cluster.
     process: Option<usize>,
-    clock: Option<WallClock>,
+    /// What rank 0's wall clock and this process's own showed when the pool was built.
+    clocks: Option<(SystemTime, SystemTime)>,
     world: Option<Weak<dyn Processes>>,
     /// Where files go.
     to: Option<PathBuf>,
@@ -261,15 +262,22 @@ pub(crate) struct Recorder {
 
 impl Recorder {
     pub(crate) fn new(handles: &[Arc<DeviceHandle>], world: Option<&Arc<dyn Processes>>, to: Option<PathBuf>) -> Self {
-        let (process, clock) = (world.map(|world| world.host()), world.and_then(|world| world.clock()));
-        Recorder { handles: handles.to_vec(), process, clock, world: world.map(Arc::downgrade), to }
+        let own = |WallClock { at, wall, .. }| Some((wall, SystemTime::now().checked_sub(at.elapsed())?));
+        let clocks = world.and_then(|world| own(world.clock()?));
+        let process = world.map(|world| world.host());
+        Recorder { handles: handles.to_vec(), process, clocks, world: world.map(Arc::downgrade), to }
     }
 
     pub(crate) fn look(&self, reason: &str, missing: Option<&[usize]>) -> FlightRecord {
         let devices: Vec<_> = self.handles.iter().map(|handle| DeviceLog::of(handle)).collect();
         let missing = missing.map_or_else(|| awaited(&devices), <[usize]>::to_vec);
-        let at = self.clock.and_then(|clock| clock.wall.checked_add(clock.at.elapsed()));
-        let at = at.unwrap_or_else(SystemTime::now);
+        let now = SystemTime::now();
+        // By the wall's clock, which also runs while the machine sleeps.
+        let at = self.clocks.and_then(|(theirs, own)| match now.duration_since(own) {
+            Ok(since) => theirs.checked_add(since),
+            Err(before) => theirs.checked_sub(before.duration()),
+        });
+        let at = at.unwrap_or(now);
         FlightRecord { reason: reason.to_owned(), missing, process: self.process, at, devices, asked: Vec::new() }
     }
 
@@ -304,12 +312,17 @@ impl Recorder {
         }
     }
 
-    /// If a failure is about this process, it tells its last words. Those of other processes go behind the record.
-    fn last_words(&self, record: &FlightRecord, (about, failure): &(Vec<usize>, String), file: Option<&Path>) {
+    /// If a failure is about this process, it tells its last words.
+    fn tell(&self, record: &FlightRecord, (about, failure): &(Vec<usize>, String)) {
         let Some(world) = self.world.as_ref().and_then(Weak::upgrade) else { return };
-        if about.contains(&world.host()) {
+        if about.iter().take(MOST_ASKED).any(|&process| process == world.host()) {
             world.tell(failure, &format!("{record:#}"));
         }
+    }
+
+    /// The last words of other processes go behind the record.
+    fn ask(&self, record: &FlightRecord, failure: &str, file: Option<&Path>) {
+        let Some(world) = self.world.as_ref().and_then(Weak::upgrade) else { return };
         for &process in &record.asked {
             let file = file.map(Path::to_owned);
             let hear = move |words: &str| {
@@ -377,11 +390,13 @@ impl Witness for Recorder {
             return None;
         }
         let (mut record, about) = (Recorder::look(self, &cause.to_string(), missing), self.about(cause));
-        let others = about.0.iter().copied().filter(|&process| Some(process) != self.process);
-        record.asked = others.take(MOST_ASKED).collect();
         Some(Box::new(move || {
+            self.tell(&record, &about);
+            let (about, failure) = about;
+            let asked = about.into_iter().take(MOST_ASKED);
+            record.asked = asked.filter(|&process| Some(process) != self.process).collect();
             let file = self.write(&record);
-            self.last_words(&record, &about, file.as_deref());
+            self.ask(&record, &failure, file.as_deref());
         }))
     }
 }

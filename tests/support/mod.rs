@@ -21,7 +21,7 @@ use std::{
 /// one, so this is much longer than any test takes.
 pub const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Whether `GPU_POOL_LONG=1` asks for all cases of long tests, as CI does.
+/// Whether `GPU_POOL_LONG=1` asks for all cases of long tests, as CI does for one crate at a time.
 pub fn long() -> bool {
     env::var("GPU_POOL_LONG").is_ok_and(|long| long == "1")
 }

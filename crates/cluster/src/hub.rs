@@ -248,6 +248,11 @@ impl Hub {
         if let ToHub::Set { key, .. } | ToHub::Get { key, .. } = &frame {
             self.keep_few_words(key);
         }
+        if let ToHub::Set { key, .. } = &frame
+            && let Some((teller, _)) = key.strip_prefix(WORDS).and_then(|key| key.split_once('/'))
+        {
+            fail_if!(teller.parse() != Ok(host), "words of another process");
+        }
         match frame {
             ToHub::Set { key, value } => {
                 if key.strip_prefix(OPENED).is_some_and(|rank| rank.parse() == Ok(host)) {

@@ -66,7 +66,7 @@ struct Inner {
     progress: BTreeMap<u64, Progress>,
     near: Option<Arc<dyn Near>>,
     /// Whom to tell of a value of the table.
-    hears: BTreeMap<String, Hear>,
+    hears: VecDeque<(String, Hear)>,
     /// Scopes without names that have begun at a place of the program.
     places: BTreeMap<Site, u64>,
 }
@@ -106,9 +106,14 @@ impl Local {
     /// Takes a frame that does not come by [`Near`]: records before the end go first.
     pub(crate) fn take(&self, frame: ToHost) {
         if let ToHost::Value { key, value } = &frame {
-            let hear = self.inner.lock().hears.remove(key);
-            if let Some(hear) = hear {
-                return hear(&String::from_utf8_lossy(value));
+            let mut inner = self.inner.lock();
+            let place = inner.hears.iter().position(|(wanted, _)| wanted == key);
+            let hear = place.and_then(|place| inner.hears.remove(place));
+            drop(inner);
+            match hear {
+                Some((_, hear)) => return hear(&String::from_utf8_lossy(value)),
+                None if key.starts_with(WORDS) => return,
+                None => {}
             }
         }
         let mut due = Vec::new();
@@ -328,11 +333,11 @@ impl World for Members {
     fn when_told(&self, host: usize, failure: &str, hear: Hear) {
         let key = words_about(host, failure);
         self.local.post(|inner| {
-            // As in the hub, those of old failures never come.
+            // As in the hub: those of old failures never come.
             if inner.hears.len() == MOST_WORDS {
-                inner.hears.pop_first();
+                inner.hears.pop_front();
             }
-            inner.hears.insert(key.clone(), hear);
+            inner.hears.push_back((key.clone(), hear));
             ((), Some(ToHub::Get { key, waits: false }))
         });
     }

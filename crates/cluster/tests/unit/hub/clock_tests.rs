@@ -141,4 +141,6 @@ fn last_words_hold_nobody_and_are_few() {
     }
     assert_eq!((hub.values.len(), hub.asked.len()), (0, MOST_WORDS));
     assert_eq!(lost(hub.frame(1, ToHub::Bye)), None);
+    let others = ToHub::Set { key: format!("{WORDS}2/7"), value: vec![7] };
+    assert!(matches!(lost(hub.frame(0, others)), Some(Failure::Lost { host: 0, .. })));
 }
