@@ -124,7 +124,7 @@ impl GpuPool {
     ///
     /// # Failures
     /// A task that returns an error or panics makes no value. Tasks that need the value do not run, and fail with the
-    /// same error; so do tasks that need what the task has written. Others run on. `get` returns the error. An error
+    /// same error; so do tasks that need memory which it has written. Others run on. `get` returns the error. An error
     /// that `get` has not returned is returned by this call: none is lost. A failure of a whole scope (a collective
     /// that does not match, a deadline) ends this call, and so does a failed task for whose collective another device
     /// waits. If `f` returns an error or panics, tasks that have not started do not run.

@@ -57,7 +57,7 @@ type Make<S> = Arc<dyn Fn(&Device) -> Result<S> + Send + Sync>;
 /// the next scope that comes later. A pool that shares a GPU waits for at most 64 jobs.
 ///
 /// # Failures
-/// An error or a panic ends its own job only. A lost device fails what has begun on it; other jobs go elsewhere.
+/// An error or a panic ends its own job only. A lost device fails the jobs that have begun on it; others go elsewhere.
 #[derive(Clone)]
 pub struct Jobs {
     core: Arc<Core>,

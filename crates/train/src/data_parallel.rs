@@ -32,7 +32,7 @@ use std::panic::Location;
 /// several processes each has rows of its own, also 0 of them.
 ///
 /// **Types.** Parameters of `f32`, or of `f16` or `bf16` by `impl Model<bf16> for ..`; one type for each model. Half
-/// types have a copy in `f32`, which is what the optimizer updates. Gradients have the type of the parameters, are
+/// types have a copy in `f32`, which the optimizer updates. Gradients have the type of the parameters, are
 /// summed in `f32`, and rounded once; those that are [accumulated](Self::accumulate), too.
 ///
 /// **Order.** List the parameters in the order in which the forward pass uses them: buckets are exchanged from the last

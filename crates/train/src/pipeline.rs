@@ -42,8 +42,8 @@ struct Stages<S> {
 ///
 /// # Memory
 ///
-/// At any time rank `r` keeps what [`PipelineSchedule::in_flight`] says: so many micro-batches of saved values. GPipe's
-/// number grows with the micro-batches, that of 1F1B does not. See [`limit_in_flight`](Self::limit_in_flight). A
+/// At any time rank `r` keeps the saved values of [`PipelineSchedule::in_flight`] micro-batches. GPipe's number grows
+/// with the micro-batches, that of 1F1B does not. See [`limit_in_flight`](Self::limit_in_flight). A
 /// [`forward`](Self::forward) has no such bound: a fast first stage may be all micro-batches ahead of the last one.
 ///
 /// # Streams
