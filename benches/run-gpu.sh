@@ -20,12 +20,12 @@
 # `cluster` is no default: two processes with a GPU each, with libnccl.so.2 on LD_LIBRARY_PATH; training steps against
 # DDP, if python3 has torch. `PART=sockets MOST=$((64 << 20))` runs some of it.
 #
-# `benches/run-gpu.sh pair` runs `collectives` on the first two GPUs in less than 300 s, with shorter turns. Its results
-# go to $OUT/2x<GPU>/collectives.json; on H200s that is $OUT/2xH200, from which the tables are made.
+# `benches/run-gpu.sh many` measures all rows of a machine, the most telling ones first, in steps of one to three minutes
+# at most. It ends when SECONDS_LEFT (420) have passed, and prints the name of the step to go on with:
+# `FROM=zero benches/run-gpu.sh many` in a second call.
 #
-# `benches/run-gpu.sh many` measures all rows of a machine with 4 or 8 GPUs, the most telling ones first, in steps of
-# one to three minutes at most. It ends when SECONDS_LEFT (420) have passed, and prints the name of the step to go on
-# with: `FROM=zero benches/run-gpu.sh many` in a second call.
+# `benches/run-gpu.sh pair` does that on the first two GPUs in 280 s, with short turns. Its results go to
+# $OUT/2x<GPU>/<bench>.json; on H200s that is $OUT/2xH200, from which the tables are made.
 #
 # .gpu/<bench> are the stripped executables. For each bench the table goes to the output and to $OUT/tables.txt, and one
 # JSON object per case and peer to $OUT/<bench>.json. A bench that hangs is ended after its limit, and the next one
@@ -38,17 +38,15 @@ mkdir -p "$OUT"
 benches=("$@")
 [ ${#benches[@]} -gt 0 ] || benches=(scope copy launch check predict build data_parallel ring memory)
 
-# The GPUs that name the machine, and further arguments for the collectives.
+# The GPUs that name the machine.
 gpus=()
-collectives=()
-limit_of_collectives=480
 if [ "${benches[*]}" = pair ]; then
-  benches=(collectives)
+  benches=(many)
   gpus=(-i 0,1)
+  SECONDS_LEFT=280
+  QUICK=1
   CUDA_VISIBLE_DEVICES=$(cut -d, -f1,2 <<<"${CUDA_VISIBLE_DEVICES:-0,1}")
   export CUDA_VISIBLE_DEVICES
-  collectives=(--case-ms 300)
-  limit_of_collectives=300
   gpu=$(nvidia-smi -i 0 --query-gpu=name --format=csv,noheader 2>/dev/null | sed 's/^NVIDIA *//; s/ /-/g')
   OUT=$OUT/2x${gpu:-GPU}
   mkdir -p "$OUT"
@@ -67,7 +65,7 @@ limit() {
     build) echo 150 ;;
     data_parallel) echo 90 ;;
     memory) echo 180 ;;
-    collectives) echo "$limit_of_collectives" ;;
+    collectives) echo 480 ;;
     cluster) echo 420 ;;
     overlap) echo 300 ;;
     parallel) echo 300 ;;
@@ -145,7 +143,7 @@ STEPS
 }
 
 if [ "${benches[*]}" = many ]; then
-  count=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
+  count=$(nvidia-smi "${gpus[@]}" --query-gpu=name --format=csv,noheader | wc -l)
   ended=$((SECONDS + ${SECONDS_LEFT:-420}))
   while read -r name bench part most more; do
     [ -z "${FROM:-}" ] || [ "$FROM" = "$name" ] || continue
@@ -158,7 +156,7 @@ if [ "${benches[*]}" = many ]; then
     [ "$part" != - ] || part=
     # The arguments are several words.
     # shellcheck disable=SC2086
-    timeout -k 5 "$most" ".gpu/$bench" --json "$OUT/$bench.json" $more ${part:+"${part/N/$count}"} \
+    timeout -k 5 "$most" ".gpu/$bench" --json "$OUT/$bench.json" $more ${QUICK:+--quick} ${part:+"${part/N/$count}"} \
       >>"$OUT/tables.txt" 2>&1 </dev/null
     echo "$name: exit $?, $((SECONDS - start)) s"
   done < <(steps)
@@ -182,7 +180,6 @@ for bench in "${benches[@]}"; do
   [ -z "${MOST:-}" ] || options=(--max "$MOST")
   if [ "$bench" = collectives ]; then
     pictures=(--plot "$(mktemp -d)")
-    options=("${collectives[@]}")
   fi
   timeout -k 5 "$(limit "$bench")" ".gpu/$bench" --json "$OUT/$bench.json" "${pictures[@]}" \
     "${options[@]}" ${QUICK:+--quick} ${PART:+"$PART"} 2>&1 | tee -a "$OUT/tables.txt"
