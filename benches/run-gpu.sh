@@ -20,8 +20,8 @@
 # `cluster` is no default: two processes with a GPU each, with libnccl.so.2 on LD_LIBRARY_PATH; training steps against
 # DDP, if python3 has torch. `PART=sockets MOST=$((64 << 20))` runs some of it.
 #
-# `benches/run-gpu.sh many` measures all rows of a machine, the most telling ones first, in steps of one to three minutes
-# at most. It ends when SECONDS_LEFT (420) have passed, and prints the name of the step to go on with:
+# `benches/run-gpu.sh many` measures all rows of a machine, the most telling ones first, in steps of three minutes at
+# most. It ends when SECONDS_LEFT (420) have passed, and prints the name of the step to go on with:
 # `FROM=zero benches/run-gpu.sh many` in a second call.
 #
 # `benches/run-gpu.sh pair` does that on the first two GPUs in 280 s, with short turns. Its results go to
