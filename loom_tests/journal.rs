@@ -81,7 +81,7 @@ unsafe impl Memory for Arc<Watched> {
 }
 
 fn all(reader: &mut Reader<Arc<Watched>>) -> Vec<(usize, Vec<u8>)> {
-    std::iter::from_fn(|| reader.read().unwrap()).collect()
+    std::iter::from_fn(|| reader.read().unwrap().map(|(process, record)| (process, record.to_vec()))).collect()
 }
 
 /// Each process appends a record, and reads all records. One order: the records of one reader begin the other's.

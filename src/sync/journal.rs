@@ -135,18 +135,25 @@ pub struct Reader<M> {
     memory: M,
     own: usize,
     next: u64,
-    /// Of each process: the slots that were read, and the beginning of a record.
-    of: Vec<(u64, Vec<u8>)>,
+    of: Vec<Behind>,
+}
+
+/// What was read of a process: slots, and its last record, or the beginning of one.
+#[derive(Clone, Default)]
+struct Behind {
+    slots: u64,
+    record: Vec<u8>,
+    goes_on: bool,
 }
 
 impl<M: Memory> Reader<M> {
     pub fn new(memory: M, own: usize) -> Self {
-        let of = vec![(0, Vec::new()); memory.processes()];
+        let of = vec![Behind::default(); memory.processes()];
         Reader { memory, own, next: 0, of }
     }
 
     /// The next record, and the process that has appended it.
-    pub fn read(&mut self) -> Result<Option<(usize, Vec<u8>)>, Corrupt> {
+    pub fn read(&mut self) -> Result<Option<(usize, &[u8])>, Corrupt> {
         let (slots, bytes) = self.memory.slots();
         let ring = places(self.of.len(), slots);
         loop {
@@ -155,17 +162,20 @@ impl<M: Memory> Reader<M> {
                 return Ok(None);
             }
             let (process, len) = ((word >> PROCESS & 0xfff) as usize, (word & (MORE - 1)) as usize);
-            let (read, record) = self.of.get_mut(process).filter(|_| len <= bytes).ok_or(Corrupt)?;
+            let of = self.of.get_mut(process).filter(|_| len <= bytes).ok_or(Corrupt)?;
+            if !of.goes_on {
+                of.record.clear();
+            }
             if flag("journal.counts_before_reading") {
                 self.memory.read(self.own).store(self.next + 1, ord("journal.read.store", Release));
             }
             // SAFETY: its process does not write this slot again before it is counted below.
-            unsafe { self.memory.copy_out(process, (*read % slots as u64) as usize, len, record) };
-            *read += 1;
+            unsafe { self.memory.copy_out(process, (of.slots % slots as u64) as usize, len, &mut of.record) };
+            (of.slots, of.goes_on) = (of.slots + 1, word & MORE != 0);
             self.next += 1;
             self.memory.read(self.own).store(self.next, ord("journal.read.store", Release));
             if word & MORE == 0 {
-                return Ok(Some((process, std::mem::take(record))));
+                return Ok(Some((process, &self.of[process].record)));
             }
         }
     }

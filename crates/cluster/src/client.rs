@@ -149,7 +149,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        self.local.tell(&Record::Frame(ToHub::Bye));
+        self.local.tell(Record::Frame(ToHub::Bye));
         let _ = self.link.send(&ToHub::Bye);
         let _ = self.link.stream.shutdown(Shutdown::Both);
         *self.closing.0.lock() = true;

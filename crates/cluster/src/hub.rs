@@ -30,6 +30,7 @@ use super::wire::{Arrive, Call, Entry, Failure, Kind, Member, Record, ToHost, To
 use meeting::Meeting;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
     time::Duration,
 };
 use unnamed::{Progress, Unnamed};
@@ -81,6 +82,8 @@ pub(crate) struct Hub {
     opened: BTreeSet<usize>,
     /// How many may not join.
     refused: usize,
+    /// It decides for this process: others do so themselves.
+    only: Option<usize>,
     scopes: BTreeMap<u64, Scope>,
     /// Scopes that not all processes have left, by name and number of the call.
     names: BTreeMap<(String, u64), u64>,
@@ -97,6 +100,7 @@ struct Host {
     moved: Duration,
     scopes: BTreeMap<u64, u64>,
     last_scope: u64,
+    last_arrival: Option<Arrive>,
     /// How many scopes of a name it has announced.
     calls: BTreeMap<String, u64>,
     unnamed: Progress,
@@ -112,7 +116,8 @@ struct Scope {
     closed: bool,
     begun: bool,
     failed: Option<Failure>,
-    meetings: BTreeMap<(Vec<Member>, u64), Meeting>,
+    /// Their nodes are small: the allocator has large ones less quickly, and each meeting makes one.
+    meetings: BTreeMap<(Arc<[Member]>, u64), Box<Meeting>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -148,10 +153,11 @@ impl Hub {
     }
 
     /// One of several hubs that are told the same in one order (`near.rs`), losses too. All processes have joined.
-    pub(crate) fn replica(limits: Limits) -> Hub {
+    pub(crate) fn replica(limits: Limits, host: usize) -> Hub {
         let mut hub = Hub::new(limits);
         let never = Duration::MAX;
         hub.limits = Limits { heartbeat_timeout: never, connect_timeout: never, ..limits };
+        hub.only = Some(host);
         (0..limits.size).for_each(|host| drop(hub.joined(host)));
         hub
     }
@@ -159,7 +165,19 @@ impl Hub {
     /// The message of a process to all hubs, or the reason why it makes no sense.
     pub(crate) fn record(&mut self, host: usize, record: Result<Record, String>) -> Out {
         match record {
-            Ok(Record::Frame(frame)) => return self.frame(host, frame),
+            Ok(Record::Frame(frame)) => {
+                if let (ToHub::Arrive(arrive), Some(known)) = (&frame, self.hosts.get_mut(&host)) {
+                    known.last_arrival = Some(arrive.without_note());
+                }
+                return self.frame(host, frame);
+            }
+            Ok(Record::Next { note }) => {
+                let last = self.hosts.get(&host).and_then(|known| known.last_arrival.as_ref());
+                match last.map(|last| last.next(note)) {
+                    Some(arrive) => return self.record(host, Ok(Record::Frame(ToHub::Arrive(arrive)))),
+                    None => self.end(Failure::lost(host, "it has sent nonsense: an arrival after none")),
+                }
+            }
             Ok(Record::Tick(clock)) if host == 0 => return self.tick(clock),
             Ok(Record::Over(failure)) if host == 0 => self.end(failure),
             Ok(_) => self.end(Failure::lost(host, "it has sent nonsense: rank 0's word")),
@@ -363,7 +381,7 @@ impl Hub {
             meeting::Next::Fail(failure) => self.fail(number, failure),
             meeting::Next::Commit(meeting) => {
                 self.commits += 1;
-                meeting.commit(self.commits, &mut self.out);
+                meeting.commit(self.commits, self.only, &mut self.out);
             }
         }
         Ok(())

@@ -20,14 +20,14 @@
 use super::control::Control;
 use super::hub::{Hub, Limits};
 use super::transport::shm::{Shared, pass_on};
-use super::wire::{self, Record, ToHost};
+use super::wire::{self, Arrive, Record, ToHost, ToHub};
 use super::world::{Local, Near};
 use super::{connect, socket};
 use crate::runtime::sync::journal::{Bell, Mapped, Reader, Writer};
 use crate::runtime::variables;
 use gpu_pool::{Result, event};
 use parking_lot::Mutex;
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 /// The slots of a process, and the bytes of one: most frames take one or two. A process that is stopped reads nothing,
 /// and rank 0's ticks should have room for longer than that is a loss: some minutes, at ten ticks a second.
@@ -38,10 +38,19 @@ const MOST: usize = 64;
 
 struct Journal {
     host: usize,
-    writer: Mutex<Writer<Mapped>>,
+    told: Mutex<Told>,
     replica: Mutex<Replica>,
     bell: Bell<Mapped>,
     _memory: Vec<Arc<Shared>>,
+}
+
+/// What this process tells.
+struct Told {
+    writer: Writer<Mapped>,
+    last: Option<Arrive>,
+    /// What it has not read itself: it need not decode that.
+    unread: VecDeque<Record>,
+    bytes: Vec<u8>,
 }
 
 struct Replica {
@@ -79,10 +88,11 @@ pub(super) fn open(control: &Control, local: &Arc<Local>, limits: Limits) -> Res
     // SAFETY: mappings begin with a page, have the size, and live as long as the journal, which has all that uses them.
     // They were zeros. Each process makes one writer and one reader.
     let mapped = unsafe { Mapped::new(&regions, SLOTS) };
+    let (unread, reader) = (VecDeque::new(), Reader::new(mapped.clone(), host));
     let journal = Arc::new(Journal {
         host,
-        writer: Mutex::new(Writer::new(mapped.clone(), host)),
-        replica: Mutex::new(Replica { reader: Reader::new(mapped.clone(), host), hub: Hub::replica(limits) }),
+        told: Mutex::new(Told { writer: Writer::new(mapped.clone(), host), last: None, unread, bytes: Vec::new() }),
+        replica: Mutex::new(Replica { reader, hub: Hub::replica(limits, host) }),
         bell: Bell::new(mapped, host),
         _memory: memory,
     });
@@ -96,33 +106,46 @@ pub(super) fn open(control: &Control, local: &Arc<Local>, limits: Limits) -> Res
 }
 
 impl Near for Journal {
-    fn append(&self, record: &Record) -> bool {
-        let bytes = match wire::frame(record) {
-            Ok(bytes) => bytes,
-            Err(why) => {
-                event!(error, "frame_too_long", "a frame is too long: {why}");
-                return true;
-            }
-        };
+    fn append(&self, record: Record) -> Result<(), Record> {
+        let (urgent, mut told) = (record.is_urgent(), self.told.lock());
+        let Told { writer, last, unread, bytes } = &mut *told;
+        let short = record.short(last.as_ref());
+        let framed = wire::frame_in(bytes, short.as_ref().unwrap_or(&record));
+        if let Err(why) = framed {
+            event!(error, "frame_too_long", "a frame is too long: {why}");
+            return Ok(());
+        }
         // The length is the journal's.
-        let done = self.writer.lock().append(&bytes[4..]);
+        let done = writer.append(&bytes[4..]);
+        let left = if done {
+            if let Record::Frame(ToHub::Arrive(arrive)) = &record {
+                *last = Some(arrive.without_note());
+            }
+            unread.push_back(record);
+            Ok(())
+        } else {
+            Err(record)
+        };
+        drop(told);
         // A process that lags behind makes room.
-        self.bell.ring(record.is_urgent() || !done);
-        done
+        self.bell.ring(urgent || !done);
+        left
     }
 
     fn read(&self, must: bool, take: &mut dyn FnMut(ToHost)) {
         let replica = if must { Some(self.replica.lock()) } else { self.replica.try_lock() };
         let Some(mut replica) = replica else { return };
         loop {
-            let Replica { reader, hub } = &mut *replica;
-            let (host, record) = match reader.read() {
-                Ok(Some((host, record))) => (host, wire::decode(&record).map_err(|e| e.to_string())),
+            let (host, record) = match replica.reader.read() {
+                Ok(Some((host, _))) if host == self.host => {
+                    (host, self.told.lock().unread.pop_front().ok_or("a record of another one".to_owned()))
+                }
+                Ok(Some((host, record))) => (host, wire::decode(record).map_err(|e| e.to_string())),
                 Ok(None) => return,
                 Err(_) => (0, Err("an impossible place in the journal".to_owned())),
             };
             let broken = record.is_err();
-            let out = hub.record(host, record);
+            let out = replica.hub.record(host, record);
             out.into_iter().filter(|(to, _)| *to == self.host).for_each(|(_, frame)| take(frame));
             if broken {
                 return;

@@ -9,7 +9,7 @@
 
 use super::mutant::{self, Rule};
 use super::wire::{Arrive, Entry, Failure, Member, ToHost, ToHub};
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 /// Each has an order of its own: a scope that is queued behind another may not hold up that one's collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,14 +19,14 @@ pub(crate) enum Class {
 }
 
 /// A collective of this process: scope, members, and number in the group.
-pub(crate) type Key = (u64, Vec<Member>, u64);
+pub(crate) type Key = (u64, Arc<[Member]>, u64);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Process {
     host: usize,
     values: BTreeMap<String, Vec<u8>>,
     scopes: BTreeMap<u64, Scope>,
-    meetings: BTreeMap<Key, Meeting>,
+    meetings: BTreeMap<Key, Box<Meeting>>,
     arrivals: BTreeMap<u64, Key>,
     orders: [Order; 2],
     over: Option<Failure>,
@@ -197,7 +197,7 @@ impl Process {
     pub(crate) fn arrive(&mut self, key: &Key, leads: Option<Arrive>) -> Option<ToHub> {
         let meeting = self.meetings.entry(key.clone()).or_insert_with(|| {
             let takers = key.1.iter().filter(|(host, _)| *host as usize == self.host).count();
-            Meeting { notes: Vec::new(), commit: None, takers, arrived: 0, told: Vec::new() }
+            Box::new(Meeting { notes: Vec::new(), commit: None, takers, arrived: 0, told: Vec::new() })
         });
         meeting.arrived += 1;
         let all = meeting.arrived == meeting.takers;

@@ -37,7 +37,7 @@ struct Shared {
 }
 
 /// Must not wait.
-type Tell = Box<dyn Fn(&Record) + Send>;
+type Tell = Box<dyn Fn(Record) + Send>;
 
 struct State {
     hub: Hub,
@@ -155,7 +155,7 @@ impl State {
             _ => None,
         });
         if let (Some(near), Some(over)) = (&self.near, over) {
-            near(&over);
+            near(over);
         }
         for (host, frame) in out {
             match wire::frame(&frame) {
@@ -277,7 +277,7 @@ impl Shared {
             let clock = self.start.elapsed();
             let out = state.hub.tick(clock);
             state.send(out);
-            state.near.iter().for_each(|near| near(&Record::Tick(clock)));
+            state.near.iter().for_each(|near| near(Record::Tick(clock)));
             self.changed.wait_for(&mut state, beat(self.heartbeat_timeout));
         }
     }

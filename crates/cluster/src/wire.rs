@@ -9,6 +9,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::{
     fmt::{self, Write as _},
     io::{self, ErrorKind, Read, Write},
+    sync::Arc,
     time::Duration,
 };
 
@@ -70,16 +71,28 @@ pub(crate) enum ToHub {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Record {
     Frame(ToHub),
+    /// The process has arrived as at its last arrival, with the next numbers and this note.
+    Next {
+        note: Vec<u8>,
+    },
     Tick(Duration),
     Over(Failure),
 }
 
 impl Record {
+    /// The shorter record for this one, if it is the arrival that follows the process's last one.
+    pub(crate) fn short(&self, last: Option<&Arrive>) -> Option<Record> {
+        let Record::Frame(ToHub::Arrive(arrive)) = self else { return None };
+        let note = || arrive.note.clone();
+        last.filter(|last| last.next(note()) == *arrive).map(|_| Record::Next { note: note() })
+    }
+
     /// Whether it may fail a scope in which a process waits for nothing. Others are heard of with the next tick.
     pub(super) fn is_urgent(&self) -> bool {
         match self {
             Record::Frame(ToHub::Begin { entry, .. }) => matches!(entry, Entry::Unnamed { failed: Some(_), .. }),
             Record::Frame(frame) => matches!(frame, ToHub::Fail { .. } | ToHub::Bye),
+            Record::Next { .. } => false,
             Record::Tick(_) | Record::Over(_) => true,
         }
     }
@@ -97,14 +110,27 @@ pub(crate) enum Entry {
 pub(crate) struct Arrive {
     pub arrival: u64,
     pub scope: u64,
-    pub members: Vec<Member>,
+    pub members: Arc<[Member]>,
     pub number: u64,
     pub device: u32,
     /// The members may be in other collectives meanwhile, but in no other proxied one.
     pub proxied: bool,
-    pub call: String,
-    pub site: String,
+    pub call: Arc<str>,
+    pub site: Arc<str>,
     pub note: Vec<u8>,
+}
+
+impl Arrive {
+    /// The arrival that follows this one, if the process does the same once more.
+    pub fn next(&self, note: Vec<u8>) -> Arrive {
+        let (arrival, number) = (self.arrival.wrapping_add(1), self.number.wrapping_add(1));
+        Arrive { arrival, number, note, ..self.without_note() }
+    }
+
+    pub fn without_note(&self) -> Arrive {
+        let (members, call, site) = (self.members.clone(), self.call.clone(), self.site.clone());
+        Arrive { members, call, site, note: Vec::new(), ..*self }
+    }
 }
 
 /// From the hub to a process, with the process's own numbers.
@@ -215,14 +241,21 @@ pub(super) fn text(of: &dyn fmt::Display) -> String {
 
 pub(super) fn frame(value: &impl Serialize) -> io::Result<Vec<u8>> {
     let mut frame = Vec::with_capacity(256);
+    frame_in(&mut frame, value).map(|()| frame)
+}
+
+/// A frame in place of what is there.
+pub(super) fn frame_in(frame: &mut Vec<u8>, value: &impl Serialize) -> io::Result<()> {
+    frame.clear();
     frame.extend([0; 4]);
-    let mut frame = postcard::to_extend(value, frame).map_err(|e| io::Error::new(ErrorKind::InvalidInput, e))?;
+    let written = postcard::to_extend(value, std::mem::take(frame));
+    *frame = written.map_err(|e| io::Error::new(ErrorKind::InvalidInput, e))?;
     let len = frame.len() - 4;
     if len > MOST {
         return Err(io::Error::new(ErrorKind::InvalidInput, format!("a frame of {len} bytes; the limit is {MOST}")));
     }
     frame[..4].copy_from_slice(&(len as u32).to_le_bytes());
-    Ok(frame)
+    Ok(())
 }
 
 pub(super) fn write(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> {

@@ -6,9 +6,9 @@
 
 use super::hub::{MOST_WORDS, WORDS};
 use super::process::{Class, Key, Process};
-use super::wire::{self, Arrive, Failure, Record, ToHost, ToHub, cut, hash, shortened, text};
+use super::wire::{self, Arrive, Failure, Member, Record, ToHost, ToHub, cut, hash, shortened, text};
 use crate::runtime::{
-    ErrorInternals, WallClock,
+    ErrorInternals, Place, WallClock,
     sync::{
         shim::{Condvar, Mutex, is_crowded, spin_loop, thread, yield_rounds},
         site::flag,
@@ -17,7 +17,9 @@ use crate::runtime::{
 use crate::traits::{Arrival, Commit, Entry, Transport, Window, World, WorldScope};
 use gpu_pool::{Error, Result, error::Site};
 use std::{
+    cell::RefCell,
     collections::{BTreeMap, VecDeque},
+    ptr,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -40,8 +42,8 @@ type Hear = Box<dyn FnOnce(&str) + Send>;
 
 /// The order of all that processes of one machine tell, in which each of them reads it (`near.rs`).
 pub(crate) trait Near: Send + Sync {
-    /// Tells all. `false`: no room until all have read some. A frame wakes none of this process: the caller then reads.
-    fn append(&self, record: &Record) -> bool;
+    /// Tells all. `Err`: no room until all have read some. A frame wakes none of this process: the caller then reads.
+    fn append(&self, record: Record) -> Result<(), Record>;
 
     /// Reads what was told, and takes what follows for this process. Unless it `must`, not while another thread does.
     fn read(&self, must: bool, take: &mut dyn FnMut(ToHost));
@@ -97,10 +99,8 @@ impl Local {
     }
 
     /// Tells the processes of this machine, if there is room. It does not wait.
-    pub(super) fn tell(&self, record: &Record) {
-        if let Some(near) = self.near() {
-            near.append(record);
-        }
+    pub(super) fn tell(&self, record: Record) {
+        drop(self.near().map(|near| near.append(record)));
     }
 
     /// Takes a frame that does not come by [`Near`]: records before the end go first.
@@ -151,7 +151,7 @@ impl Local {
         let idle = progress.is_empty();
         let beat = ToHub::Beat { progress };
         if !idle {
-            self.tell(&Record::Frame(beat.clone()));
+            self.tell(Record::Frame(beat.clone()));
         }
         beat
     }
@@ -187,12 +187,16 @@ impl Local {
     }
 
     fn append(&self, near: &dyn Near, frame: ToHub) {
-        let record = Record::Frame(frame);
-        while self.near().is_some() && !near.append(&record) {
+        let mut left = Err(Record::Frame(frame));
+        while let Err(record) = left
+            && self.near().is_some()
+        {
+            left = near.append(record);
             self.look(near, true);
-            thread::yield_now();
+            if left.is_err() {
+                thread::yield_now();
+            }
         }
-        self.look(near, true);
     }
 
     fn wait<T>(
@@ -201,16 +205,23 @@ impl Local {
         mut answer: impl FnMut(&mut Process) -> Option<Result<T, Failure>>,
     ) -> Result<T> {
         let near = self.near();
+        // At first without a word to the others, who may wake a thread of this process in vain.
+        for _ in 0..if near.is_none() || is_crowded() { 0 } else { SPINS } {
+            if let Some(answer) = answer(&mut self.inner.lock().process) {
+                return answer.map_err(|failure| failure.error(op));
+            }
+            near.iter().for_each(|near| self.look(&**near, false));
+            spin_loop();
+        }
         let change = |looking, waiting| near.iter().for_each(|near| near.change(looking, waiting));
         change(1, 0);
         let (mut sleeps, mut start) = (false, None);
-        let mut spins = if near.is_none() || is_crowded() { 0 } else { SPINS };
         let mut inner = self.inner.lock();
         let answer = loop {
             if let Some(answer) = answer(&mut inner.process) {
                 break answer;
             }
-            let late = spins == 0 && start.get_or_insert_with(Instant::now).elapsed() >= LOOKS;
+            let late = start.get_or_insert_with(Instant::now).elapsed() >= LOOKS;
             let tired = yield_rounds() == 0 || late;
             if tired && (sleeps || near.is_none()) {
                 self.changed.wait(&mut inner);
@@ -222,13 +233,8 @@ impl Local {
                 change(-1, 1);
             }
             near.iter().for_each(|near| self.look(&**near, sleeps));
-            match spins {
-                _ if tired => {}
-                0 => thread::yield_now(),
-                _ => {
-                    spins -= 1;
-                    spin_loop();
-                }
+            if !tired {
+                thread::yield_now();
             }
             inner = self.inner.lock();
         };
@@ -392,26 +398,32 @@ struct Scope {
     id: u64,
 }
 
+/// A call, as it is told: the thread's last one, if it was like this.
+fn told(places: &[Place], call: &str, site: Site) -> (Arc<[Member]>, Arc<str>, Arc<str>) {
+    type Last = (Arc<[Member]>, Arc<str>, Arc<str>, Site);
+    thread_local!(static LAST: RefCell<Option<Last>> = const { RefCell::new(None) });
+    let member = |place: &Place| (place.host as u32, place.device as u32);
+    LAST.with_borrow_mut(|last| {
+        let known = last.take().filter(|(members, text, _, at)| {
+            members.iter().copied().eq(places.iter().map(member)) && **text == *call && ptr::eq(*at, site)
+        });
+        let new = || (places.iter().map(member).collect(), cut(call.to_owned()).into(), text(&site).into(), site);
+        let (members, call, text, _) = last.insert(known.unwrap_or_else(new)).clone();
+        (members, call, text)
+    })
+}
+
 impl WorldScope for Scope {
     fn meet(&self, arrival: Arrival<'_>) -> Result<Commit> {
         let Arrival { members, number, place, call, site, leads, proxied, note } = arrival;
-        let members: Vec<_> = members.iter().map(|place| (place.host as u32, place.device as u32)).collect();
         if members.len() > wire::MOST_MEMBERS {
             let why = format_args!("a group of {} devices; at most {}", members.len(), wire::MOST_MEMBERS);
             return Err(Error::invalid_at(site, "a collective", why));
         }
+        let (members, call, site) = told(members, call, site);
         let key: Key = (self.id, members.clone(), number);
-        let leads = leads.then(|| Arrive {
-            arrival: 0,
-            scope: self.id,
-            members,
-            number,
-            device: place.device as u32,
-            proxied,
-            call: cut(call.to_owned()),
-            site: text(&site),
-            note,
-        });
+        let (arrival, scope, device) = (0, self.id, place.device as u32);
+        let leads = leads.then(|| Arrive { arrival, scope, members, number, device, proxied, call, site, note });
         self.local.post(|inner| ((), inner.process.arrive(&key, leads)));
         let committed = self.local.wait("a collective", |process| process.committed(&key))?;
         let window = self.local.window(Class::Collective, committed.window);

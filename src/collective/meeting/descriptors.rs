@@ -116,7 +116,7 @@ impl Meeting<'_> {
         if let Some(error) = absent {
             return Err(error);
         }
-        if !compact.is_empty() || all.iter().any(|theirs| all[0].call.differs(&theirs.call).is_some()) {
+        if !compact.is_empty() || all.iter().skip(1).any(|theirs| all[0].call.differs(&theirs.call).is_some()) {
             let theirs = |member| compact.iter().find(|(at, _)| *at == member).map(|(_, call)| call.clone());
             return Err(self.differing(|member| theirs(member).unwrap_or_else(|| all[member].call.clone())));
         }

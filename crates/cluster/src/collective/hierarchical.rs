@@ -14,7 +14,13 @@ use crate::wire::shortened;
 use gpu_pool::{AsView, DType, Device, Error, Group, OnStream, PinnedBuffer, ReduceOp, Result};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
-use std::{cell::Cell, fmt::Write as _, ops::Range, sync::Arc};
+use std::{
+    cell::{Cell, RefCell},
+    fmt::Write as _,
+    ops::Range,
+    rc::Rc,
+    sync::Arc,
+};
 
 /// The longest text of a call that is told as it is.
 pub(super) const MOST_TEXT: usize = 160;
@@ -306,8 +312,19 @@ pub(super) fn bytes(range: &Range<usize>, size: usize) -> Range<usize> {
     range.start * size..range.end * size
 }
 
+thread_local!(static LAST: RefCell<Option<(Call, Option<u64>, Rc<str>)>> = const { RefCell::new(None) });
+
 /// The text that all processes must have alike. Members may give factors of their own.
-pub(super) fn headline(call: &Call, registered: Option<u64>) -> String {
+pub(super) fn headline(call: &Call, registered: Option<u64>) -> Rc<str> {
+    LAST.with_borrow_mut(|last| {
+        // Most calls are like the thread's last one.
+        let known = last.take().filter(|(known, at, _)| *at == registered && known.differs(call).is_none());
+        let new = || (call.clone(), registered, headline_of(call, registered).into());
+        last.insert(known.unwrap_or_else(new)).2.clone()
+    })
+}
+
+fn headline_of(call: &Call, registered: Option<u64>) -> String {
     let mut text = String::with_capacity(MOST_TEXT);
     // A string takes all.
     let _ = match call.reduce {

@@ -95,7 +95,7 @@ fn start_by<R: HostSide>(
             members: across.places.clone(),
             number: hier.next_number(),
             speaker: across.places[across.hosts[across.me].ranks[0]],
-            call: headline(&request.call, None),
+            call: headline(&request.call, None).to_string(),
             site: request.call.site,
             told: dev.handle().hand_over(),
             back,

@@ -5,7 +5,10 @@ use super::super::wire;
 use super::{Arrive, Call, Duration, Failure, Kind, Member, Out, Scope, ToHost, cut};
 use crate::traits::OUTBOX;
 use smallvec::SmallVec;
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// Notes in one frame; the rest of the frame is small.
 const MOST_NOTES: usize = 48 << 10;
@@ -13,15 +16,15 @@ const MOST_NOTES: usize = 48 << 10;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Meeting {
     pub since: Duration,
-    pub members: Vec<Member>,
+    pub members: Arc<[Member]>,
     pub proxied: bool,
     /// By host.
-    pub arrived: BTreeMap<usize, Arrive>,
+    pub arrived: BTreeMap<usize, Box<Arrive>>,
 }
 
 pub(super) enum Next {
     Wait,
-    Commit(Meeting),
+    Commit(Box<Meeting>),
     Fail(Failure),
 }
 
@@ -65,20 +68,21 @@ impl Meeting {
         self.members.iter().any(|member| !self.has(member.0 as usize) && other.holds(member))
     }
 
-    pub fn commit(self, number: u64, out: &mut Out) {
+    /// Tells all its hosts, or one of them only.
+    pub fn commit(mut self, number: u64, only: Option<usize>, out: &mut Out) {
         let mut frames: Vec<Vec<Vec<u8>>> = vec![Vec::new()];
         let mut bytes = 0;
-        for arrive in self.arrived.values() {
+        for arrive in self.arrived.values_mut() {
             if bytes + arrive.note.len() > MOST_NOTES {
                 frames.push(Vec::new());
                 bytes = 0;
             }
             bytes += arrive.note.len() + 3;
             if let Some(frame) = frames.last_mut() {
-                frame.push(arrive.note.clone());
+                frame.push(std::mem::take(&mut arrive.note));
             }
         }
-        for (host, arrive) in &self.arrived {
+        for (host, arrive) in self.arrived.iter().filter(|(host, _)| only.is_none_or(|only| only == **host)) {
             for (at, notes) in frames.iter().enumerate() {
                 let (arrival, notes, more) = (arrive.arrival, notes.clone(), at + 1 < frames.len());
                 out.push((*host, ToHost::Commit { arrival, number, notes, more }));
@@ -90,7 +94,11 @@ impl Meeting {
         let arrive = self.arrived.get(&host)?;
         let (first, count) = (self.members.first()?, self.members.len());
         let call = format!("{} (collective {} of a group of {count} from {first:?})", arrive.call, arrive.number);
-        Some(Box::new(Call { place: (host as u32, arrive.device), call: cut(call), site: cut(arrive.site.clone()) }))
+        Some(Box::new(Call {
+            place: (host as u32, arrive.device),
+            call: cut(call),
+            site: cut(arrive.site.to_string()),
+        }))
     }
 }
 
@@ -98,11 +106,13 @@ impl Scope {
     pub(super) fn arrive(&mut self, host: usize, arrive: Arrive, now: Duration) -> Next {
         let key = (arrive.members.clone(), arrive.number);
         match self.meetings.get_mut(&key) {
-            Some(meeting) => drop(meeting.arrived.insert(host, arrive)),
+            Some(meeting) => drop(meeting.arrived.insert(host, Box::new(arrive))),
             None => {
                 let (members, proxied) = (arrive.members.clone(), arrive.proxied);
-                let meeting = Meeting { since: now, members, proxied, arrived: [(host, arrive)].into() };
-                self.meetings.insert(key.clone(), meeting);
+                let mut arrived = BTreeMap::new();
+                arrived.insert(host, Box::new(arrive));
+                let meeting = Meeting { since: now, members, proxied, arrived };
+                self.meetings.insert(key.clone(), Box::new(meeting));
             }
         }
         let Some(meeting) = self.meetings.get(&key) else { return Next::Wait };
@@ -135,7 +145,10 @@ impl Scope {
     fn circle(&self, meeting: &Meeting) -> Option<&Meeting> {
         let both = |one: &Meeting, other: &Meeting| one.proxied == other.proxied || mutant::is(Rule::Proxied);
         let waits = |one: &Meeting, other: &Meeting| both(one, other) && one.waits_for(other);
-        self.meetings.values().find(|other| waits(meeting, other) && self.reaches(other, meeting, &waits))
+        self.meetings
+            .values()
+            .map(|other| &**other)
+            .find(|other| waits(meeting, other) && self.reaches(other, meeting, &waits))
     }
 
     /// Whether `from` waits for `to`, perhaps by way of others.
@@ -146,7 +159,7 @@ impl Scope {
             if next == to {
                 return true;
             }
-            for other in self.meetings.values().filter(|other| waits(next, other)) {
+            for other in self.meetings.values().map(|other| &**other).filter(|other| waits(next, other)) {
                 if !seen.contains(&other) {
                     seen.push(other);
                 }

@@ -25,6 +25,7 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
     ops::{Deref, DerefMut},
     rc::Rc,
+    sync::Arc,
     time::Duration,
 };
 
@@ -118,6 +119,7 @@ struct Host {
     /// Where the processes meet by a journal: the records to read.
     replica: Option<Part<Hub>>,
     journal: VecDeque<(usize, Record)>,
+    last_told: Option<Arrive>,
     results: Vec<(&'static str, bool)>,
 }
 
@@ -225,8 +227,9 @@ impl Search {
                 known_dead: false,
                 to_hub: VecDeque::new(),
                 to_host: VecDeque::new(),
-                replica: self.near.then(|| Part::new(Hub::replica(limits))),
+                replica: self.near.then(|| Part::new(Hub::replica(limits, host))),
                 journal: VecDeque::new(),
+                last_told: None,
                 results: Vec::new(),
             })
         };
@@ -272,7 +275,12 @@ impl Search {
                 let mut next = state.clone();
                 match next.hosts[at].to_hub.pop_front() {
                     Some(frame) if self.near => {
-                        let record = (at, Record::Frame(frame));
+                        let record = Record::Frame(frame);
+                        let short = record.short(next.hosts[at].last_told.as_ref());
+                        if let Record::Frame(ToHub::Arrive(arrive)) = &record {
+                            next.hosts[at].last_told = Some(arrive.without_note());
+                        }
+                        let record = (at, short.unwrap_or(record));
                         let first = self.mutant == Some(Broken::OwnPlace);
                         if first {
                             next.hosts[at].journal.push_front(record.clone());
@@ -448,6 +456,7 @@ impl Search {
             Stuck | Carry(..) => return Ok(()),
             Meet(group) => {
                 let members: Vec<Member> = group.iter().map(|host| (*host, number as u32)).collect();
+                let members: Arc<[Member]> = members.into();
                 let key = (*id, members.clone(), device.at as u64 + 1);
                 if let Some(commit) = device.launched {
                     if process.over().is_some() && !heads(&state.hosts, commit) {
@@ -482,8 +491,8 @@ impl Search {
                         number: key.2,
                         device: number as u32,
                         proxied: false,
-                        call: String::new(),
-                        site: String::new(),
+                        call: "".into(),
+                        site: "".into(),
                         note: Vec::new(),
                     };
                     to_hub.extend(process.arrive(&key, Some(arrive)));
@@ -520,6 +529,9 @@ impl State {
         let Some((from, record)) = journal.pop_front() else { return Ok(()) };
         let members = match &record {
             Record::Frame(frame) => members_of(frame),
+            Record::Next { .. } => {
+                members_of(&ToHub::Arrive(replica.hosts[&from].last_arrival.clone().expect("an arrival")))
+            }
             Record::Tick(_) | Record::Over(_) => Vec::new(),
         };
         let records = match record {
@@ -554,7 +566,7 @@ impl State {
 
 fn members_of(frame: &ToHub) -> Vec<Member> {
     match frame {
-        ToHub::Arrive(arrive) => arrive.members.clone(),
+        ToHub::Arrive(arrive) => arrive.members.to_vec(),
         _ => Vec::new(),
     }
 }

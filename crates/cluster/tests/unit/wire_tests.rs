@@ -41,7 +41,7 @@ fn to_hub() -> impl Strategy<Value = ToHub> {
     prop_oneof![
         (".*", any::<Vec<u8>>()).prop_map(|(key, value)| ToHub::Set { key, value }),
         arrive.prop_map(|(number, members, device, proxied, call, note)| {
-            let site = "src/main.rs:1:1".to_owned();
+            let (site, members, call) = ("src/main.rs:1:1".into(), members.into(), call.into());
             let (arrival, scope) = (number, number);
             ToHub::Arrive(Arrive { arrival, scope, members, number, device, proxied, call, site, note })
         }),
@@ -68,12 +68,12 @@ fn no_frame_is_larger_than_the_limit() {
     let arrive = Arrive {
         arrival: u64::MAX,
         scope: u64::MAX,
-        members: vec![(u32::MAX, u32::MAX); MOST_MEMBERS],
+        members: vec![(u32::MAX, u32::MAX); MOST_MEMBERS].into(),
         number: u64::MAX,
         device: u32::MAX,
         proxied: true,
-        call: text.clone(),
-        site: text,
+        call: text.as_str().into(),
+        site: text.into(),
         note: vec![255; crate::traits::MOST_NOTE],
     };
     write(&mut Vec::new(), &ToHub::Arrive(arrive)).unwrap();

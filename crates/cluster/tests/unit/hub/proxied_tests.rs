@@ -25,7 +25,7 @@ fn hub() -> Hub {
 }
 
 fn arrive(members: &[Member], number: u64, proxied: bool) -> Arrive {
-    let (call, site, members) = ("a sum".to_owned(), String::new(), members.to_vec());
+    let (call, site, members) = ("a sum".into(), "".into(), members.into());
     Arrive { arrival: 0, scope: 1, members, number, device: 0, proxied, call, site, note: vec![] }
 }
 
@@ -106,7 +106,7 @@ fn a_process_arrives_with_its_last_member() {
     let members: Vec<Member> = vec![(0, 0), (0, 1), (1, 0)];
     let mut process = Process::new(0);
     let (scope, _) = process.begin(Entry::Unnamed { nth: 1, failed: None }, DEADLINE, String::new());
-    let key = (scope, members.clone(), 1);
+    let key = (scope, members.as_slice().into(), 1);
     let of = |note: u8| Some(Arrive { note: vec![note], ..arrive(&members, 1, true) });
     assert_eq!(process.arrive(&key, of(2)), None);
     let all = Arrive { arrival: 1, note: vec![2, 1], ..arrive(&members, 1, true) };

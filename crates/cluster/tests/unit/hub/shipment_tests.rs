@@ -5,7 +5,7 @@ use crate::{
     traits::OUTBOX,
     wire::{Arrive, Entry, Failure, Member, ToHost, ToHub},
 };
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 const DEADLINE: Duration = Duration::from_secs(4);
 
@@ -23,8 +23,8 @@ fn hub() -> Hub {
 
 /// A process comes to shipment `number` from device 0 of process 0 to device 0 of process 1.
 fn comes(hub: &mut Hub, host: usize, number: u64) -> Out {
-    let members: Vec<Member> = vec![(0, OUTBOX as u32), (1, 0)];
-    let (device, call, site, note) = (members[host].1, "a value".to_owned(), String::new(), vec![]);
+    let members: Arc<[Member]> = [(0, OUTBOX as u32), (1, 0)].into();
+    let (device, call, site, note) = (members[host].1, "a value".into(), "".into(), vec![]);
     let (arrival, scope, proxied) = (number, 1, false);
     hub.frame(host, ToHub::Arrive(Arrive { arrival, scope, members, number, device, proxied, call, site, note }))
 }

@@ -2,6 +2,7 @@
 //! proxy threads have.
 
 use super::{Arrive, Class, Device, Member, Op, Search, State};
+use std::sync::Arc;
 
 impl Search {
     /// A step of a proxy thread that carries collective `number` of these members.
@@ -19,17 +20,17 @@ impl Search {
         if devices[thread].failed {
             return Ok(());
         }
-        let key = (runner.id, members.to_vec(), number);
+        let key = (runner.id, Arc::from(members), number);
         if !devices[thread].arrived {
             let arrive = Arrive {
                 arrival: 0,
                 scope: runner.id,
-                members: members.to_vec(),
+                members: members.into(),
                 number,
                 device: members.iter().find(|member| member.0 as usize == at).map_or(0, |member| member.1),
                 proxied: true,
-                call: String::new(),
-                site: String::new(),
+                call: "".into(),
+                site: "".into(),
                 note: Vec::new(),
             };
             host.to_hub.extend(host.process.arrive(&key, Some(arrive)));
