@@ -37,7 +37,8 @@
 //! The peers of graphs, `all_reduce_norm` and `zero` that are torch's run in `benches/peers/fused.py`, a process for
 //! each GPU.
 //!
-//! NCCL's collectives by copy engines are its windows with `NCCL_CTA_POLICY=2` in the environment (since 2.28).
+//! NCCL's collectives by copy engines are its windows with `NCCL_CTA_POLICY=2` in the environment (since 2.28). A lean
+//! NCCL, for `setup`, has `NCCL_MAX_NCHANNELS=1 NCCL_BUFFSIZE=65536`.
 //!
 //! `GPU_POOL_SHARE=2 CUDA_DEVICE_MAX_CONNECTIONS=32` tries all of it on one GPU, without NCCL: times mean nothing.
 //!

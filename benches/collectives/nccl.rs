@@ -124,8 +124,11 @@ impl Nccl {
         // SAFETY: the pointer is to a live integer.
         nccl.check("ncclGetVersion", unsafe { (nccl.functions.version)(&mut version) });
         nccl.name = format!("NCCL {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
-        if std::env::var("NCCL_CTA_POLICY").is_ok_and(|policy| policy == "2") {
-            nccl.name += " with copy engines";
+        let ways = [("NCCL_CTA_POLICY", "2", " with copy engines"), ("NCCL_MAX_NCHANNELS", "1", ", lean")];
+        for (variable, value, words) in ways {
+            if std::env::var(variable).is_ok_and(|set| set == value) {
+                nccl.name += words;
+            }
         }
         let without = if nccl.windows.is_none() { ", without windows" } else { "" };
         // On stderr: stdout may carry the answers of a child process.
