@@ -266,7 +266,7 @@ def bus(operation, devices, size, micros):
 
 
 def curves(bench):
-    """By machine and sweep, by size: the time of this crate, and the times of the peers by name."""
+    """By machine and sweep, by size: the time of this crate, and of each peer by name, of its fastest version."""
     found = {}
     for row in read(bench):
         case = SWEEP.fullmatch(row["case"])
@@ -274,7 +274,8 @@ def curves(bench):
             key = (row["machine"], case[1], case[2], int(case[3]))
             here, peers = found.setdefault(key, {}).setdefault(int(case[4]), (row["value"], {}))
             if row.get("peer"):
-                peers[row["peer"]] = row["peer_value"]
+                name = re.sub(r"^NCCL [\d.]+", "NCCL", row["peer"])
+                peers[name] = min(row["peer_value"], peers.get(name, math.inf))
     return {key: dict(sorted(sizes.items())) for key, sizes in found.items()}
 
 

@@ -1,11 +1,12 @@
 //! Copies between devices: directly by the copy engines, or staged through the host.
 //!
-//! A staged copy follows the CUDA Handbook's listing 9.1 (`chMemcpyPeerToPeer`): portable page-locked buffers with
-//! two events each, but four buffers where it has two. The CPU does not wait.
+//! A staged copy follows the CUDA Handbook's listing 9.1 (`chMemcpyPeerToPeer`): two portable page-locked buffers and
+//! two events. The CPU does not wait.
 //!
 //! ```text
-//! source stream       up 0 | up 1 | up 2 | up 3 | wait empty 0 | up 4 | wait empty 1 | up 5 | ...
-//! destination stream  wait full 0 | down 0 | wait full 1 | down 1 | ...
+//! source stream       up 0 | up 1 |   wait empty 0, up 2 | wait empty 1, up 3 | ...
+//!                        \      \      /                  /
+//! destination stream      down 0 \----/ down 1 ----------/  down 2 | ...
 //! ```
 //!
 //! One of the two streams is the caller's current stream, the other one belongs to the pair of devices. Invariant: the
@@ -17,14 +18,14 @@ use crate::{
     error::Result,
     memory::{
         hazard::Access,
-        peer_staging::{Buffers, PIECE, PeerStaging, SLOTS},
+        peer_staging::{Buffers, PIECE, PeerStaging},
         stream::StreamCore,
     },
     thread::worker::{Shared, Worker},
 };
 use std::sync::Arc;
 
-/// A smaller copy has about sixteen pieces, so that both buses work most of the time, but none smaller than this.
+/// A smaller copy has about eight pieces, so that both buses work most of the time, but none smaller than this.
 const SMALLEST: usize = 256 << 10;
 
 /// Submits a copy to a stream of the worker's device, which is one of the two. The caller's `Op` orders the memory.
@@ -106,10 +107,10 @@ impl PeerStaging {
         src: Address,
         bytes: usize,
     ) -> Result<()> {
-        let piece = (bytes / 16).next_multiple_of(SMALLEST).clamp(SMALLEST, PIECE);
+        let piece = (bytes / 8).next_multiple_of(SMALLEST).clamp(SMALLEST, PIECE);
         for start in (0..bytes).step_by(piece) {
             let (slot, len) = (state.next, piece.min(bytes - start));
-            state.next = (state.next + 1) % SLOTS;
+            state.next ^= 1;
             let buffer = state.buffers[slot].address as *mut u8;
             let at = start as u64;
             if !self.source.injected(FailPoint::OneStagingEvent) {
