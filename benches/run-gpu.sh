@@ -121,19 +121,19 @@ plain_bf16 collectives gpu/all_reduce/bf16/N 45 --case-ms 150
 algorithms collectives gpu/algorithm 75
 norm collectives all_reduce_norm/bf16/N/4096 75
 norm_by collectives norm_by/ 30
-zero collectives zero/bf16/N 140
-zero_clip collectives zero_clip/bf16/N 140
 reduce_scatter collectives gpu/reduce_scatter/f32/N 40 --case-ms 100
 all_gather collectives gpu/all_gather/f32/N 40 --case-ms 100
 broadcast collectives gpu/broadcast/f32/N 40 --case-ms 100
 all_to_all collectives gpu/all_to_all/f32/N 40 --case-ms 100
-step overlap /N/8192 60
 setup collectives setup/N 30
 no_peer collectives no_peer/all_reduce/f32/N 60 --case-ms 100
 scope scope - 50
 meeting collectives meeting/N 30
 late collectives late_1ms 30
 host collectives host/ 30
+zero collectives zero/bf16/N 140
+zero_clip collectives zero_clip/bf16/N 140
+step overlap /N/8192 60
 pipeline parallel pipeline/ 75
 products parallel products/ 60
 sharded parallel step_sharded/ 60
