@@ -4,7 +4,7 @@
 mod functions;
 
 use self::functions as kernels;
-use super::family::{NULL, address};
+use super::family::NULL;
 use crate::runtime::{OpSite, Operations, rows_of, same_len, tiles};
 use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Result, kernel::Float};
 
@@ -184,17 +184,10 @@ fn activate<T: Float>(
     let _here = dev.enter(op);
     let n = y.len();
     same_len(op, x.map_or(n, |x| x.len()), n)?;
-    let (dims, at) = (tiles::<T>(n), address(&y));
-    let (n, cols, f) = (n as u64, width(op, n, bias)?, f as u32);
+    let (x, cols) = (x.ok_or(y.address()), width(op, n, bias)?);
+    let args = (x, bias.ok_or(NULL), y, n as u64, cols, f as u32);
     // SAFETY: `x` and `y` have `n` elements, the bias has `cols`, which divides `n`; a null bias is none.
-    unsafe {
-        match (x, bias) {
-            (Some(x), None) => dev.launch(&kernels::activate::<T>(), dims, (x, NULL, y, n, cols, f)),
-            (Some(x), Some(b)) => dev.launch(&kernels::bias::<T>(), dims, (x, b, y, n, cols, f)),
-            (None, None) => dev.launch(&kernels::activate_in_place::<T>(), dims, (at, NULL, y, n, cols, f)),
-            (None, Some(b)) => dev.launch(&kernels::bias_in_place::<T>(), dims, (at, b, y, n, cols, f)),
-        }
-    }
+    unsafe { dev.launch(&kernels::activate::<T>(), tiles::<T>(n), args) }
 }
 
 #[track_caller]
@@ -209,15 +202,8 @@ fn step_back<T: Float>(
     let _here = dev.enter(op);
     let n = x.len();
     same_len(op, dy.map_or(dx.len(), |dy| dy.len()), n)?;
-    let (dims, at) = (tiles::<T>(n), address(&dx));
-    let (n, cols, f) = (n as u64, width(op, n, bias)?, f as u32);
+    let (dy, cols) = (dy.ok_or(dx.address()), width(op, n, bias)?);
+    let args = (dy, x, bias.ok_or(NULL), dx, n as u64, cols, f as u32);
     // SAFETY: `dy`, `x` and `dx` have `n` elements, the bias has `cols`, which divides `n`; a null bias is none.
-    unsafe {
-        match (dy, bias) {
-            (Some(dy), None) => dev.launch(&kernels::backward::<T>(), dims, (dy, x, NULL, dx, n, cols, f)),
-            (Some(dy), Some(b)) => dev.launch(&kernels::bias_backward::<T>(), dims, (dy, x, b, dx, n, cols, f)),
-            (None, None) => dev.launch(&kernels::backward_in_place::<T>(), dims, (at, x, NULL, dx, n, cols, f)),
-            (None, Some(b)) => dev.launch(&kernels::bias_backward_in_place::<T>(), dims, (at, x, b, dx, n, cols, f)),
-        }
-    }
+    unsafe { dev.launch(&kernels::backward::<T>(), tiles::<T>(n), args) }
 }

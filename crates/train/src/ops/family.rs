@@ -2,16 +2,38 @@
 //! kernel of a family is a generic host kernel and a symbol for each type, `<name>_f32` and so on (`kernels!`).
 //!
 //! **In place.** The device functions take an output that is one of the inputs. A Rust slice cannot be both, so the
-//! input's parameter is then a number: the address ([`Address`]) of the output beside it. The hazards see the output.
+//! input's parameter is a [`Maybe`]: in place it gets the address of the output beside it. The hazards see the output.
 
-use crate::runtime::ErrorInternals;
-use gpu_pool::{DeviceCopy, DeviceViewMut, Error, Result, kernel::Float};
+use crate::runtime::{ErrorInternals, HostArg};
+use gpu_pool::{
+    DeviceCopy, DeviceView, Error, Result,
+    kernel::{Arg, Float, Packed, Param},
+};
+use std::marker::PhantomData;
 
 pub(super) type In<T> = &'static [T];
 pub(super) type Out<T> = &'static mut [T];
-/// In the place of an input: the address of the output that it is, or null.
-pub(super) type Address = u64;
-pub(super) const NULL: Address = 0;
+
+/// The parameter for an input that may be the output beside it, or not there: its argument is a view, or the address of
+/// the output, or [`NULL`]. The host kernel gets a slice or nothing.
+pub(super) struct Maybe<T>(PhantomData<fn(T)>);
+pub(super) const NULL: u64 = 0;
+
+// SAFETY: a shared slice, or an address where the device function reads what it may write by another parameter.
+unsafe impl<T: DeviceCopy> Param for Maybe<T> {
+    type Host<'a> = Option<&'a [T]>;
+
+    unsafe fn host<'a>(arg: &HostArg) -> Option<&'a [T]> {
+        // SAFETY: `pack` has packed a slice of `T`.
+        matches!(arg, HostArg::Slice { .. }).then(|| unsafe { In::<T>::host(arg) })
+    }
+}
+
+impl<T: DeviceCopy> Arg<Maybe<T>> for std::result::Result<DeviceView<'_, T>, u64> {
+    fn pack(self) -> Packed {
+        self.map_or_else(Arg::<u64>::pack, Arg::<In<T>>::pack)
+    }
+}
 
 /// Declares kernels of the four types, with `T` for the type: `fn name(dims, x: In<T>, ..) = "symbol" { host kernel }`.
 /// After `of Number` they are of the ten types, and after `of Word` of the four sizes.
@@ -92,15 +114,26 @@ macro_rules! binary {
 
 pub(super) use binary;
 
-pub(super) fn address<T: DeviceCopy>(x: &DeviceViewMut<'_, T>) -> Address {
-    x.address()
-}
-
 /// A kernel's parameter of 32 bits, of which the top one is not used.
 #[track_caller]
 pub(super) fn small(op: &'static str, what: &str, n: usize) -> Result<u32> {
     invalid_if!(n > i32::MAX as usize, op, "{n} {what}: at most 2^31 - 1 are possible");
     Ok(n as u32)
+}
+
+/// `y = f(x, other)` for each of `n` elements. In place, `y` is the input.
+pub(super) fn each<T: Copy, O>(
+    n: u64,
+    x: Option<&[T]>,
+    y: &mut [T],
+    others: impl Iterator<Item = O>,
+    f: impl Fn(T, O) -> T,
+) {
+    let y = y[..n as usize].iter_mut();
+    match x {
+        Some(x) => y.zip(x).zip(others).for_each(|((y, x), other)| *y = f(*x, other)),
+        None => y.zip(others).for_each(|(y, other)| *y = f(*y, other)),
+    }
 }
 
 pub(super) fn each_row<T>(x: &[T], rows: u64, cols: u32) -> impl Iterator<Item = &[T]> {

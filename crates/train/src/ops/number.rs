@@ -4,7 +4,7 @@
 //! Invariant: each element is computed by itself and rounded once. The smallest and the largest do not depend on the
 //! order of comparisons.
 
-use super::family::{Address, In, Out, address, binary, kernels};
+use super::family::{In, Maybe, Out, binary, each, kernels};
 use crate::kernels::NUMBER;
 use crate::runtime::{ErrorInternals, Operations, Real, as_type, as_type_mut, lanes, same_len, stride, tiles};
 use gpu_pool::{
@@ -12,6 +12,7 @@ use gpu_pool::{
     Result, kernel::Float,
 };
 use half::{bf16, f16};
+use std::iter::repeat;
 
 /// The types of [`Numbers`] and [`Orders`](super::Orders): `f32`, `f64`, `half::f16`, `half::bf16`, and integers of 8,
 /// 32 and 64 bits with and without a sign. Sealed, since the kernels are part of the crate.
@@ -119,26 +120,14 @@ fn better<W: Word>(x: W, y: W, infinity: u64, kind: u32, larger: u32) -> W {
     }
 }
 
-fn unary_of<T: Float>(op: u32, x: T) -> T {
-    let x = T::wide(x);
-    T::narrow(if op == 0 { x.exp() } else { x.sqrt() })
-}
-
 kernels! { NUMBER of Number;
-    fn divide(_, x: In<T>, y: In<T>, z: Out<T>, n: u64) = "divide" {
-        z[..n as usize].iter_mut().zip(x.iter().zip(y)).for_each(|(z, (x, y))| *z = T::quotient(*x, *y));
-    }
-    fn divide_in_place(_, _: Address, y: In<T>, x: Out<T>, n: u64) = "divide" {
-        x[..n as usize].iter_mut().zip(y).for_each(|(x, y)| *x = T::quotient(*x, *y));
+    fn divide(_, x: Maybe<T>, y: In<T>, z: Out<T>, n: u64) = "divide" {
+        each(n, x, z, y.iter(), |x, y| T::quotient(x, *y));
     }
 }
 kernels! { NUMBER of Word;
-    fn select(_, x: In<T>, y: In<T>, z: Out<T>, n: u64, infinity: u64, kind: u32, larger: u32) = "select" {
-        let inputs = x.iter().zip(y);
-        z[..n as usize].iter_mut().zip(inputs).for_each(|(z, (x, y))| *z = better(*x, *y, infinity, kind, larger));
-    }
-    fn select_in_place(_, _: Address, y: In<T>, x: Out<T>, n: u64, infinity: u64, kind: u32, larger: u32) = "select" {
-        x[..n as usize].iter_mut().zip(y).for_each(|(x, y)| *x = better(*x, *y, infinity, kind, larger));
+    fn select(_, x: Maybe<T>, y: In<T>, z: Out<T>, n: u64, infinity: u64, kind: u32, larger: u32) = "select" {
+        each(n, x, z, y.iter(), |x, y| better(x, *y, infinity, kind, larger));
     }
     fn extreme_kernel(_, x: In<T>, out: Out<T>, n: u64, infinity: u64, kind: u32, larger: u32) = "extreme" {
         let of = |best, x: &T| better(best, *x, infinity, kind, larger);
@@ -147,11 +136,11 @@ kernels! { NUMBER of Word;
     }
 }
 kernels! { NUMBER;
-    fn unary_kernel(_, x: In<T>, y: Out<T>, n: u64, op: u32) = "unary" {
-        y[..n as usize].iter_mut().zip(x).for_each(|(y, x)| *y = unary_of(op, *x));
-    }
-    fn unary_in_place(_, _: Address, x: Out<T>, n: u64, op: u32) = "unary" {
-        x[..n as usize].iter_mut().for_each(|x| *x = unary_of(op, *x));
+    fn unary_kernel(_, x: Maybe<T>, y: Out<T>, n: u64, op: u32) = "unary" {
+        each(n, x, y, repeat(()), |x, ()| {
+            let x = T::wide(x);
+            T::narrow(if op == 0 { x.exp() } else { x.sqrt() })
+        });
     }
 }
 
@@ -178,7 +167,7 @@ macro_rules! unary {
             let (x, _here) = (x.view(), self.enter(stringify!($name)));
             let (n, mut y) = (x.len(), self.allocate(stringify!($name), x.len())?);
             // SAFETY: both have `n` elements.
-            unsafe { self.launch(&unary_kernel::<X::Elem>(), tiles::<X::Elem>(n), (x, &mut y, n as u64, $op))? };
+            unsafe { self.launch(&unary_kernel::<X::Elem>(), tiles::<X::Elem>(n), (Ok(x), &mut y, n as u64, $op))? };
             Ok(y)
         }
 
@@ -186,9 +175,9 @@ macro_rules! unary {
         #[track_caller]
         fn $in_place<X: AsViewMut<Elem: Float>>(&self, x: &mut X) -> Result<()> {
             let (x, _here) = (x.view_mut(), self.enter(stringify!($in_place)));
-            let (n, at) = (x.len(), address(&x));
+            let (n, at) = (x.len(), Err(x.address()));
             // SAFETY: the kernel reads and writes `n` elements of `x`.
-            unsafe { self.launch(&unary_in_place::<X::Elem>(), tiles::<X::Elem>(n), (at, x, n as u64, $op)) }
+            unsafe { self.launch(&unary_kernel::<X::Elem>(), tiles::<X::Elem>(n), (at, x, n as u64, $op)) }
         }
     )+};
 }
@@ -246,27 +235,20 @@ fn launch<T: Number>(
     z: DeviceViewMut<'_, T>,
 ) -> Result<()> {
     let _here = dev.enter(op);
-    let (len, at) = (y.len(), address(&z));
+    let len = y.len();
     same_len(op, x.map_or(z.len(), |x| x.len()), len)?;
     same_len(op, z.len(), len)?;
     let (n, dims, larger) = (len as u64, stride(len.div_ceil(4)), u32::from(which == Binary::Max));
     // SAFETY: all have `n` elements. In place the kernel reads and writes `z`. Words are as large as the elements.
     unsafe {
+        let x = x.ok_or(z.address());
         if which == Binary::Div {
-            return match x {
-                Some(x) => dev.launch(&divide::<T>(), dims, (x, y, z, n)),
-                None => dev.launch(&divide_in_place::<T>(), dims, (at, y, z, n)),
-            };
+            return dev.launch(&divide::<T>(), dims, (x, y, z, n));
         }
         by_word!(T, W => {
+            let x = x.map(|x| as_type::<T, W>(x, len));
             let (y, z) = (as_type::<T, W>(y, len), as_type_mut::<T, W>(z, len));
-            match x {
-                Some(x) => {
-                    let args = (as_type::<T, W>(x, len), y, z, n, T::INFINITY, T::KIND, larger);
-                    dev.launch(&select::<W>(), dims, args)
-                }
-                None => dev.launch(&select_in_place::<W>(), dims, (at, y, z, n, T::INFINITY, T::KIND, larger)),
-            }
+            dev.launch(&select::<W>(), dims, (x, y, z, n, T::INFINITY, T::KIND, larger))
         })
     }
 }

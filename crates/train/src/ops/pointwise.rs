@@ -1,7 +1,7 @@
 //! Sums, differences and products of two buffers, element by element: `binary` of `kernels/pointwise.cu`. Invariant:
 //! each element is computed by itself, in `f32` (of `f64` in `f64`), and rounded once.
 
-use super::family::{Address, In, Out, address, binary, kernels};
+use super::family::{In, Maybe, Out, binary, each, kernels};
 use crate::kernels::POINTWISE;
 use crate::runtime::{Operations, same_len, tiles};
 use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Result, kernel::Float};
@@ -23,12 +23,8 @@ fn binary<T: Float>(op: u32, x: T, y: T) -> T {
 }
 
 kernels! { POINTWISE;
-    fn binary_kernel(_, x: In<T>, y: In<T>, z: Out<T>, n: u64, op: u32) = "binary" {
-        let inputs = x.iter().zip(y).take(n as usize);
-        z.iter_mut().zip(inputs).for_each(|(z, (x, y))| *z = binary(op, *x, *y));
-    }
-    fn binary_in_place_kernel(_, _: Address, y: In<T>, x: Out<T>, n: u64, op: u32) = "binary" {
-        x[..n as usize].iter_mut().zip(y).for_each(|(x, y)| *x = binary(op, *x, *y));
+    fn binary_kernel(_, x: Maybe<T>, y: In<T>, z: Out<T>, n: u64, op: u32) = "binary" {
+        each(n, x, z, y.iter(), |x, y| binary(op, x, *y));
     }
 }
 
@@ -54,14 +50,10 @@ fn launch<T: Float>(
     z: DeviceViewMut<'_, T>,
 ) -> Result<()> {
     let _here = dev.enter(op);
-    let (n, at, which) = (y.len(), address(&z), which as u32);
+    let n = y.len();
     same_len(op, x.map_or(z.len(), |x| x.len()), n)?;
     same_len(op, z.len(), n)?;
+    let args = (x.ok_or(z.address()), y, z, n as u64, which as u32);
     // SAFETY: all have `n` elements. In place the kernel reads and writes `z`.
-    unsafe {
-        match x {
-            Some(x) => dev.launch(&binary_kernel::<T>(), tiles::<T>(n), (x, y, z, n as u64, which)),
-            None => dev.launch(&binary_in_place_kernel::<T>(), tiles::<T>(n), (at, y, z, n as u64, which)),
-        }
-    }
+    unsafe { dev.launch(&binary_kernel::<T>(), tiles::<T>(n), args) }
 }

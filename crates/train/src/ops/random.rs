@@ -3,7 +3,7 @@
 //!
 //! Invariant: element `i` of a call with `offset` is element `offset + i` of the seed's sequence, on every device.
 
-use super::family::{Address, In, Out, address, kernels, wide};
+use super::family::{Maybe, Out, each, kernels};
 use crate::kernels::RANDOM;
 use crate::runtime::{ErrorInternals, Operations, Real, fours_of_packs};
 use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, DeviceViewMut, Error, Kernel, Result, kernel, kernel::Float};
@@ -59,11 +59,6 @@ fn sin_pi(t: f64, quadrants: u32) -> f64 {
     if quadrant < 2 { x } else { -x }
 }
 
-fn dropped<T: Float>(x: &T, element: u64, seed: u64, threshold: u64, scale: T::Acc) -> T {
-    let drops = u64::from(word(element, seed)) < threshold;
-    T::narrow(if drops { T::Acc::of(0.0) } else { wide(x) * scale })
-}
-
 kernel! {
     static BITS: "random_u32" in RANDOM, fn(x: &mut [u32], n: u64, seed: u64, offset: u64) |_dims| {
         elements(n, offset).zip(x).for_each(|(element, x)| *x = word(element, seed));
@@ -89,17 +84,13 @@ kernels! { RANDOM;
             *x = T::narrow(mean + radius * height * deviation);
         }
     }
-    fn dropout(_, x: In<T>, y: Out<T>, n: u64, seed: u64, offset: u64, threshold: u64, scale: T::Acc) = "dropout" {
-        for (element, (y, x)) in elements(n, offset).zip(y.iter_mut().zip(x)) {
-            *y = dropped(x, element, seed, threshold, scale);
-        }
-    }
-    fn dropout_in_place(
-        _, _: Address, x: Out<T>, n: u64, seed: u64, offset: u64, threshold: u64, scale: T::Acc,
+    fn dropout(
+        _, x: Maybe<T>, y: Out<T>, n: u64, seed: u64, offset: u64, threshold: u64, scale: T::Acc,
     ) = "dropout" {
-        for (element, x) in elements(n, offset).zip(x) {
-            *x = dropped(x, element, seed, threshold, scale);
-        }
+        each(n, x, y, elements(n, offset), |x, element| {
+            let drops = u64::from(word(element, seed)) < threshold;
+            T::narrow(if drops { T::Acc::of(0.0) } else { T::wide(x) * scale })
+        });
     }
 }
 
@@ -213,7 +204,7 @@ pub trait Random: Operations {
         let n = sequence("dropout", x.len(), offset)?;
         let (threshold, scale) = chance::<<X::Elem as Float>::Acc>("dropout", probability)?;
         let mut y = self.allocate("dropout", x.len())?;
-        let args = (x, &mut y, n, seed, offset, threshold, scale);
+        let args = (Ok(x), &mut y, n, seed, offset, threshold, scale);
         // SAFETY: both have `n` elements.
         unsafe { self.launch(&dropout::<X::Elem>(), fours_of_packs::<X::Elem>(x.len()), args)? };
         Ok(y)
@@ -233,10 +224,9 @@ pub trait Random: Operations {
         let n = sequence("dropout_in_place", x.len(), offset)?;
         let (threshold, scale) = chance::<<X::Elem as Float>::Acc>("dropout_in_place", probability)?;
         let dims = fours_of_packs::<X::Elem>(x.len());
+        let args = (Err(x.address()), x, n, seed, offset, threshold, scale);
         // SAFETY: `x` has `n` elements.
-        unsafe {
-            self.launch(&dropout_in_place::<X::Elem>(), dims, (address(&x), x, n, seed, offset, threshold, scale))
-        }
+        unsafe { self.launch(&dropout::<X::Elem>(), dims, args) }
     }
 }
 

@@ -1,9 +1,10 @@
 //! The activation functions with their derivatives, and the host kernels beside `kernels/pointwise.cu`.
 
 use crate::kernels::POINTWISE;
-use crate::ops::family::{Address, In, Out, kernels, wide};
+use crate::ops::family::{In, Maybe, Out, each, kernels, wide};
 use crate::runtime::Real;
 use gpu_pool::kernel::Float;
+use std::iter::repeat;
 
 const SQRT_HALF: f64 = std::f64::consts::FRAC_1_SQRT_2;
 /// `1 / sqrt(2 pi)`
@@ -73,41 +74,20 @@ fn biases<T: Float>(b: &[T], cols: u32) -> impl Iterator<Item = T::Acc> {
 }
 
 kernels! { POINTWISE;
-    pub(super) fn activate(_, x: In<T>, _: Address, y: Out<T>, n: u64, _: u32, f: u32) = "activate" {
-        y[..n as usize].iter_mut().zip(x).for_each(|(y, x)| *y = T::narrow(value(f, wide(x))));
-    }
-    pub(super) fn activate_in_place(_, _: Address, _: Address, x: Out<T>, n: u64, _: u32, f: u32) = "activate" {
-        x[..n as usize].iter_mut().for_each(|x| *x = T::narrow(value(f, wide(x))));
-    }
-    pub(super) fn bias(_, x: In<T>, b: In<T>, y: Out<T>, n: u64, cols: u32, f: u32) = "activate" {
-        let inputs = x.iter().zip(biases(b, cols));
-        y[..n as usize].iter_mut().zip(inputs).for_each(|(y, (x, b))| *y = T::narrow(value(f, wide(x) + b)));
-    }
-    pub(super) fn bias_in_place(_, _: Address, b: In<T>, x: Out<T>, n: u64, cols: u32, f: u32) = "activate" {
-        x[..n as usize].iter_mut().zip(biases(b, cols)).for_each(|(x, b)| *x = T::narrow(value(f, wide(x) + b)));
+    pub(super) fn activate(_, x: Maybe<T>, b: Maybe<T>, y: Out<T>, n: u64, cols: u32, f: u32) = "activate" {
+        let of = |x: T::Acc| T::narrow(value(f, x));
+        match b {
+            None => each(n, x, y, repeat(()), |x, ()| of(T::wide(x))),
+            Some(b) => each(n, x, y, biases(b, cols), |x, b| of(T::wide(x) + b)),
+        }
     }
     pub(super) fn backward(
-        _, dy: In<T>, x: In<T>, _: Address, dx: Out<T>, n: u64, _: u32, f: u32,
+        _, dy: Maybe<T>, x: In<T>, b: Maybe<T>, dx: Out<T>, n: u64, cols: u32, f: u32,
     ) = "activate_backward" {
-        let inputs = dy.iter().zip(x);
-        dx[..n as usize].iter_mut().zip(inputs).for_each(|(dx, (dy, x))| *dx = T::narrow(wide(dy) * slope(f, wide(x))));
-    }
-    pub(super) fn backward_in_place(
-        _, _: Address, x: In<T>, _: Address, dy: Out<T>, n: u64, _: u32, f: u32,
-    ) = "activate_backward" {
-        dy[..n as usize].iter_mut().zip(x).for_each(|(dy, x)| *dy = T::narrow(wide(dy) * slope(f, wide(x))));
-    }
-    pub(super) fn bias_backward(
-        _, dy: In<T>, x: In<T>, b: In<T>, dx: Out<T>, n: u64, cols: u32, f: u32,
-    ) = "activate_backward" {
-        let inputs = dy.iter().zip(x).zip(biases(b, cols));
-        let dx = dx[..n as usize].iter_mut().zip(inputs);
-        dx.for_each(|(dx, ((dy, x), b))| *dx = T::narrow(wide(dy) * slope(f, wide(x) + b)));
-    }
-    pub(super) fn bias_backward_in_place(
-        _, _: Address, x: In<T>, b: In<T>, dy: Out<T>, n: u64, cols: u32, f: u32,
-    ) = "activate_backward" {
-        let dy = dy[..n as usize].iter_mut().zip(x.iter().zip(biases(b, cols)));
-        dy.for_each(|(dy, (x, b))| *dy = T::narrow(wide(dy) * slope(f, wide(x) + b)));
+        let of = |dy: T, x: T::Acc| T::narrow(T::wide(dy) * slope(f, x));
+        match b {
+            None => each(n, dy, dx, x.iter(), |dy, x| of(dy, wide(x))),
+            Some(b) => each(n, dy, dx, x.iter().zip(biases(b, cols)), |dy, (x, b)| of(dy, wide(x) + b)),
+        }
     }
 }

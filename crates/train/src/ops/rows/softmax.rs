@@ -1,7 +1,7 @@
 //! Softmax and its logarithm, and cross-entropy with labels, each with its step back.
 
 use super::super::embedding::Index;
-use super::super::family::{Address, In, NULL, Out, address, each_row, each_row_mut, kernels, wide};
+use super::super::family::{In, Maybe, NULL, Out, each_row, each_row_mut, kernels, wide};
 use super::row_dims;
 use crate::kernels::ROWS;
 use crate::runtime::{ErrorInternals, Operations, Real, pairwise, rows_of, same_len};
@@ -39,14 +39,9 @@ fn entropy<T: Float>(row: &mut [T], label: u32, scale: Option<T::Acc>) -> T::Acc
 }
 
 kernels! { ROWS;
-    fn softmax(_, x: In<T>, y: Out<T>, rows: u64, cols: u32, log: u32) = "softmax" {
-        for (x, y) in each_row(x, rows, cols).zip(each_row_mut(y, rows, cols)) {
-            y.copy_from_slice(x);
-            soften(y, log);
-        }
-    }
-    fn softmax_in_place(_, _: Address, x: Out<T>, rows: u64, cols: u32, log: u32) = "softmax" {
-        each_row_mut(x, rows, cols).for_each(|x| soften(x, log));
+    fn softmax(_, x: Maybe<T>, y: Out<T>, rows: u64, cols: u32, log: u32) = "softmax" {
+        x.into_iter().for_each(|x| y.copy_from_slice(x));
+        each_row_mut(y, rows, cols).for_each(|y| soften(y, log));
     }
     fn softmax_backward(_, y: In<T>, dy: In<T>, dx: Out<T>, rows: u64, cols: u32, log: u32) = "softmax_backward" {
         let inputs = each_row(y, rows, cols).zip(each_row(dy, rows, cols));
@@ -59,23 +54,15 @@ kernels! { ROWS;
         }
     }
     fn entropy_kernel(
-        _, x: In<T>, labels: In<u32>, dx: Out<T>, loss: Out<T::Acc>, rows: u64, cols: u32, scale: T::Acc,
+        _, x: Maybe<T>, labels: In<u32>, dx: Out<T>, loss: Out<T::Acc>, rows: u64, cols: u32, scale: T::Acc,
     ) = "cross_entropy" {
-        let outputs = each_row_mut(dx, rows, cols).zip(loss);
-        for ((x, label), (dx, loss)) in each_row(x, rows, cols).zip(labels).zip(outputs) {
-            dx.copy_from_slice(x);
+        x.into_iter().for_each(|x| dx.copy_from_slice(x));
+        for ((dx, label), loss) in each_row_mut(dx, rows, cols).zip(labels).zip(loss) {
             *loss = entropy(dx, *label, Some(scale));
         }
     }
-    fn entropy_in_place(
-        _, _: Address, labels: In<u32>, x: Out<T>, loss: Out<T::Acc>, rows: u64, cols: u32, scale: T::Acc,
-    ) = "cross_entropy" {
-        for ((x, label), loss) in each_row_mut(x, rows, cols).zip(labels).zip(loss) {
-            *loss = entropy(x, *label, Some(scale));
-        }
-    }
     fn entropy_loss(
-        _, x: In<T>, labels: In<u32>, _: Address, loss: Out<T::Acc>, rows: u64, cols: u32, _: T::Acc,
+        _, x: In<T>, labels: In<u32>, _: Maybe<T>, loss: Out<T::Acc>, rows: u64, cols: u32, _: T::Acc,
     ) = "cross_entropy" {
         for ((x, label), loss) in each_row(x, rows, cols).zip(labels).zip(loss) {
             *loss = entropy(&mut x.to_vec(), *label, None);
@@ -105,7 +92,7 @@ macro_rules! softmax {
             let _here = self.enter(stringify!($name));
             let rows = rows_of(stringify!($name), x.len(), cols)?;
             let mut y = self.allocate(stringify!($name), x.len())?;
-            let args = (x, &mut y, rows as u64, cols as u32, $log);
+            let args = (Ok(x), &mut y, rows as u64, cols as u32, $log);
             // SAFETY: both have `rows` rows of `cols` elements.
             unsafe { self.launch(&softmax::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args)? };
             Ok(y)
@@ -117,9 +104,9 @@ macro_rules! softmax {
             let x = x.view_mut();
             let _here = self.enter(stringify!($assign));
             let rows = rows_of(stringify!($assign), x.len(), cols)?;
-            let args = (address(&x), x, rows as u64, cols as u32, $log);
+            let args = (Err(x.address()), x, rows as u64, cols as u32, $log);
             // SAFETY: `x` has `rows` rows of `cols` elements.
-            unsafe { self.launch(&softmax_in_place::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args) }
+            unsafe { self.launch(&softmax::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args) }
         }
 
         #[doc = concat!("The step back through [`", stringify!($name), "`](Self::", stringify!($name), "):")]
@@ -200,7 +187,7 @@ pub trait Softmax: Operations {
         let _here = self.enter("cross_entropy");
         let (rows, cols) = classes("cross_entropy", x.len(), labels.len())?;
         let (mut loss, mut dx) = (self.allocate("cross_entropy", rows)?, self.allocate("cross_entropy", x.len())?);
-        let args = (x, labels, &mut dx, &mut loss, rows as u64, cols, scale);
+        let args = (Ok(x), labels, &mut dx, &mut loss, rows as u64, cols, scale);
         // SAFETY: `x` and `dx` have `rows` rows of `cols` elements, the others an element for each row.
         unsafe { self.launch(&entropy_kernel::<X::Elem>(), row_dims::<X::Elem>(rows, cols as usize), args)? };
         Ok((loss, dx))
@@ -219,9 +206,9 @@ pub trait Softmax: Operations {
         let _here = self.enter("cross_entropy_in_place");
         let (rows, cols) = classes("cross_entropy_in_place", x.len(), labels.len())?;
         let mut loss = self.allocate("cross_entropy_in_place", rows)?;
-        let args = (address(&x), labels, x, &mut loss, rows as u64, cols, scale);
+        let args = (Err(x.address()), labels, x, &mut loss, rows as u64, cols, scale);
         // SAFETY: `x` has `rows` rows of `cols` elements, the others an element for each row.
-        unsafe { self.launch(&entropy_in_place::<X::Elem>(), row_dims::<X::Elem>(rows, cols as usize), args)? };
+        unsafe { self.launch(&entropy_kernel::<X::Elem>(), row_dims::<X::Elem>(rows, cols as usize), args)? };
         Ok(loss)
     }
 
@@ -245,7 +232,7 @@ pub trait Softmax: Operations {
         let (rows, cols) = classes("cross_entropy_loss", x.len(), labels.len())?;
         let mut loss = self.allocate("cross_entropy_loss", rows)?;
         let one = <X::Elem as Float>::Acc::of(1.0);
-        let args = (x, labels, NULL, &mut loss, rows as u64, cols, one);
+        let args = (x, labels, Err(NULL), &mut loss, rows as u64, cols, one);
         // SAFETY: `x` has `rows` rows of `cols` elements, the others an element for each row; a null gradient is none.
         unsafe { self.launch(&entropy_loss::<X::Elem>(), row_dims::<X::Elem>(rows, cols as usize), args)? };
         Ok(loss)
