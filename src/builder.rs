@@ -13,13 +13,9 @@ mod ways;
 
 use crate::{
     collective::{Algorithm, ReduceOrder, Transfer, transfer},
-    driver::{
-        DriverRef, FaultKind, host,
-        module::Module,
-        observe::{self, Observer},
-    },
+    driver::{DriverRef, FaultKind, Observer, host, module::Module, observe},
     error::{Error, Result, op_site::OpSite},
-    fabric::{packing::Codecs, processes::Connect},
+    fabric::{Codecs, processes::Connect},
     memory::{BackingChoice, cache::Settings},
     pool::GpuPool,
     thread::worker,

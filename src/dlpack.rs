@@ -5,7 +5,7 @@ use crate::{
     AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, PinnedBuffer,
     driver::{Address, host},
     error::{Error, Result, op_site::OpSite},
-    memory::{hazard::Access, stream::StreamCore},
+    memory::{Access, StreamCore},
 };
 pub use dlpark;
 use dlpark::{DlpackElement, DlpackFlags, ffi::DLDevice, metadata::Dynamic, versioned};

@@ -18,6 +18,8 @@ mod settings;
 mod start;
 mod step;
 
+use self::{difference::Difference, kernels::Segment};
+
 pub use element::Gradient;
 pub use exchanged::Exchanged;
 pub(crate) use home::Home;
@@ -27,7 +29,7 @@ use crate::{
     Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Stream,
     collective::{PendingReduce, Registered},
     error::Result,
-    fabric::call::Origin,
+    fabric::Origin,
     gang::Gang,
 };
 use earlier_sum::EarlierSum;

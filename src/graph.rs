@@ -33,7 +33,7 @@ use crate::{
     collective::Group,
     error::{Error, Result, op_site::OpSite},
     gang::Gang,
-    memory::handle::DeviceHandle,
+    memory::DeviceHandle,
     thread::worker::Worker,
     token::recording::Recording,
 };

@@ -11,7 +11,7 @@ use crate::{
     AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut,
     driver::cuda::CudaGpu,
     error::{Error, Result, Site, op_site::OpSite},
-    memory::{block::BlockRef, hazard::Access, turn::Turns},
+    memory::{Access, BlockRef, Turns},
 };
 use cudarc::driver::{
     CudaContext, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs, PushKernelArg, SyncOnDrop,

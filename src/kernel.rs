@@ -11,7 +11,7 @@ pub use builtin::{CastTo, Float};
 use crate::{
     DeviceCopy,
     driver::{HostArg, HostKernel, KernelArg, LaunchDims, ValueBytes, host::again, module::Module},
-    memory::{AsView, AsViewMut, DeviceBuffer, DeviceView, DeviceViewMut, PeerView, hazard::Access},
+    memory::{Access, AsView, AsViewMut, DeviceBuffer, DeviceView, DeviceViewMut, PeerView},
     token::op::Touch,
 };
 use smallvec::SmallVec;

@@ -14,7 +14,7 @@ use crate::{
     driver::host::{self, Trace},
     error::{Error, Kind, Result, listed, op_site::OpSite},
     gang::dispatch::Entry,
-    memory::{UnifiedBuffer, pinned::Locality},
+    memory::{Locality, UnifiedBuffer},
     panics,
     scope::{TICK, check_pid},
     stall::StallTimer,

@@ -18,7 +18,7 @@ use crate::{
         dispatch::{Order, Queue},
         job::{Body, Waiting},
     },
-    memory::handle::Handover,
+    memory::Handover,
     stall::StallTimer,
     sync::EventCount,
     thread::worker::{Shared, Worker, on_device_thread},

@@ -4,7 +4,7 @@
 
 use super::{Builder, share};
 use crate::{
-    driver::host::ExecutionOrder,
+    driver::ExecutionOrder,
     error::{Error, Result, Site, op_site::OpSite},
     log, variables,
 };

@@ -3,10 +3,7 @@
 use super::Builder;
 use crate::{
     contain::Contained,
-    memory::{
-        BackingChoice, OutOfMemoryReport,
-        cache::{MemoryLimit, OnOutOfMemory, Settings},
-    },
+    memory::{BackingChoice, MemoryLimit, OnOutOfMemory, OutOfMemoryReport, cache::Settings},
 };
 use std::sync::Arc;
 

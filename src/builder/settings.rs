@@ -3,10 +3,10 @@
 use super::{Backend, Builder};
 use crate::{
     collective::Algorithm,
-    driver::host::ExecutionOrder,
+    driver::ExecutionOrder,
     error::{Error, Result},
-    fabric::processes::Processes,
-    memory::{cache::MemoryLimit, handle::DeviceHandle},
+    fabric::Processes,
+    memory::{DeviceHandle, MemoryLimit},
     thread::flight_record::{Recorder, on_signal},
 };
 use std::sync::Arc;

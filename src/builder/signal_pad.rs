@@ -7,11 +7,12 @@ use crate::{
     driver::Address,
     error::Result,
     fabric::{
-        layout::{self, EMPTY, Inbox, MOST, PadLayout},
+        EMPTY, MOST, PadLayout, SignalPad,
+        layout::{self, Inbox},
         limits::multiprocessors,
-        signal_pad::{DevicePages, HostPages, SignalPad, Words},
+        signal_pad::{DevicePages, HostPages, Words},
     },
-    memory::handle::DeviceHandle,
+    memory::DeviceHandle,
     thread::worker::Shared,
 };
 use std::sync::Arc;

@@ -2,20 +2,13 @@
 //!
 //! `gpu-pool-cluster` implements [`AcrossProcesses`]; a group of one process never calls it.
 
-use super::{Group, lone_pad::LonePad, request::Request, values::value_of};
+use super::{Group, Request, lone_pad::LonePad, values::value_of};
 use crate::{
     Device, DeviceBuffer, DeviceCopy,
     contain::Contained,
     error::{Error, Result, Site, op_site::OpSite},
-    fabric::{
-        call::{Call, Origin},
-        descriptor::{Area, Payload},
-        membership::Across,
-        parcels::Label,
-        plan::Shape,
-        types::{DType, ReduceOp},
-    },
-    memory::block::BlockRef,
+    fabric::{Across, Area, Call, DType, Label, Origin, Payload, ReduceOp, Shape},
+    memory::BlockRef,
 };
 
 /// Collectives, messages and host values of groups that span processes.

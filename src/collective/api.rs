@@ -7,17 +7,13 @@
 //! caller's line: `#[track_caller]` does not reach into closures.
 
 use super::{
+    Request, between,
     face::collectives,
-    ops::{all_reduce, between, in_place},
-    request::Request,
+    ops::{all_reduce, in_place},
 };
 use crate::{
     error::Result,
-    fabric::{
-        call::{Call, Origin},
-        plan::{Counts, Shape},
-        types::{Element, ReduceOp},
-    },
+    fabric::{Call, Counts, Element, Origin, ReduceOp, Shape},
     memory::{AsView, AsViewMut, DeviceView, DeviceViewMut},
 };
 

@@ -20,12 +20,9 @@
 use super::{kernels, launch};
 use crate::{
     error::{Error, Result},
-    fabric::{
-        layout::{DeviceBarrier, EMPTY},
-        signal_pad::SignalPad,
-    },
+    fabric::{DeviceBarrier, EMPTY, SignalPad},
     gang::Gang,
-    memory::stream::StreamCore,
+    memory::StreamCore,
     sync::EventCount,
     thread::worker::Worker,
 };

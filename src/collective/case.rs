@@ -1,15 +1,9 @@
 //! A [`Case`]: one call of a collective. [`choose`](super::choose) and the algorithms decide by it. Invariant: it holds
 //! plain data only, of what all members have in common: the call, the group, the pool.
 
-use super::{meeting::Meeting, request::Request};
+use super::{Meeting, Request};
 use crate::{
-    fabric::{
-        layout::{MOST, PadLayout},
-        limits::Limits,
-        plan::Shape,
-        tiling::GRAIN,
-        types::{Algorithm as Wish, DType, ReduceOp, ReduceOrder},
-    },
+    fabric::{DType, GRAIN, Limits, MOST, PadLayout, ReduceOp, ReduceOrder, Shape, types::Algorithm as Wish},
     thread::worker::Shared,
 };
 

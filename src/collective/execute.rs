@@ -12,24 +12,18 @@
 //! So the next work on that stream may write it, and the member's memory pool may reuse it.
 
 use super::{
-    algorithm::{Algorithm, Matched, MeetBy, Member, Scratch},
+    Descriptors, LaunchWindow, MeetBy, Meeting, Member, Request, Scratch,
+    algorithm::{Algorithm, Matched},
     barrier,
     case::Case,
     choose::choose,
-    meeting::{Descriptors, Meeting, commit::LaunchWindow},
-    request::Request,
     scratch,
 };
 use crate::{
     Device, Event,
     error::{Error, Result},
-    fabric::{
-        barrier_state::SkippedBarrier,
-        descriptor::{Exposed, Payload, RecvScratch},
-        layout::DeviceBarrier,
-        limits::Limits,
-    },
-    memory::{block::BlockRef, hazard::Access},
+    fabric::{DeviceBarrier, Exposed, Limits, Payload, RecvScratch, SkippedBarrier},
+    memory::{Access, BlockRef},
     timeline::Route,
     token::op::Op,
 };

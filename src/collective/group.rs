@@ -1,21 +1,10 @@
 //! Groups: some members of a gang, which run collectives together.
 
-use super::{
-    algorithm::Algorithm,
-    case::{Case, Machine},
-    execute::execute,
-    meeting::{self, Meeting},
-    replay,
-    request::Request,
-};
+use super::{Machine, Meeting, Request, algorithm::Algorithm, case::Case, execute::execute, meeting, replay};
 use crate::{
     Device,
     error::{Error, Result, op_site::OpSite},
-    fabric::{
-        call::Origin,
-        membership::{Across, Membership},
-        types::{Algorithm as Wish, DType, ReduceOp},
-    },
+    fabric::{Across, DType, Membership, Origin, ReduceOp, types::Algorithm as Wish},
     shard::Shard,
 };
 use smallvec::SmallVec;

@@ -8,8 +8,8 @@
 //! Invariant: no call waits for a receiver, so no order of calls among givers can deadlock.
 
 use super::{
-    Group, Transfer,
-    across::{Incoming, Outgoing},
+    Group, Outgoing, Transfer,
+    across::Incoming,
     face::collectives,
     meeting::{absent, note_call},
     point::area,
@@ -20,12 +20,7 @@ use crate::{
     Device, DeviceBuffer,
     contain::Contained,
     error::{Error, Result, op_site::OpSite},
-    fabric::{
-        call::Call,
-        descriptor::Area,
-        packing::{Codec, Pack, Unpack},
-        parcels::{Contents, Label, Parcel},
-    },
+    fabric::{Area, Call, Codec, Contents, Label, Pack, Parcel, Unpack},
     gang::LastCall,
     memory::AsView,
     thread::wait,

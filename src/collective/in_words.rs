@@ -1,8 +1,8 @@
 //! The sizes from which on collectives of GPUs go another way, for people: `GpuPool::explain` and reports show them.
 
 use super::{
+    Bulk,
     algorithm::{eager, exchange, fused, inbox, ring, slots},
-    case::Bulk,
 };
 use crate::fabric::layout::{LL_BYTES, eager_bytes, inbox_bytes, ll_bytes_per_peer};
 use std::fmt::{self, Write};

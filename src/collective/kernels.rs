@@ -15,11 +15,7 @@ mod tests;
 use crate::{
     Module,
     driver::{Address, HostKernel, KernelArg, ValueBytes},
-    fabric::{
-        layout::{DeviceBarrier, MOST},
-        tiling::Tiling,
-        types::{DType, ReduceOp},
-    },
+    fabric::{DType, DeviceBarrier, MOST, ReduceOp, Tiling},
     kernel::builtin,
 };
 use smallvec::SmallVec;

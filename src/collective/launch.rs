@@ -1,15 +1,15 @@
 //! Launches of kernels that several algorithms have in common, and their numbers of blocks.
 
 use super::{
-    algorithm::{Member, dims, launch},
-    kernels::{self, Combine, Entry, Part},
-    request::RemotePtr,
+    Combine, Member, Part, RemotePtr,
+    algorithm::{dims, launch},
+    kernels::{self, Entry},
 };
 use crate::{
     driver::KernelArg,
     error::Result,
-    fabric::types::{DType, ReduceOp},
-    memory::stream::StreamCore,
+    fabric::{DType, ReduceOp},
+    memory::StreamCore,
     thread::worker::Worker,
 };
 use smallvec::SmallVec;

@@ -11,25 +11,19 @@
 //! * A kernel that gives up leaves its inbox as it is, so nothing goes by the pads any more.
 
 use super::{
-    algorithm::{
-        dims, inbox,
-        ll::Push,
-        norm::{NormCall, NormKernel, Rows},
-    },
-    kernels::Part,
+    Part,
+    algorithm::{dims, inbox, ll::Push},
 };
 use crate::{
+    collective::algorithm::{NormCall, NormKernel, Rows},
     driver::{Address, DriverRef, DriverResult, Launch, RawFunction, RawModule, RawStream},
     error::Result,
     fabric::{
-        layout::{DeviceBarrier, EMPTY, MOST, PadLayout, reported},
-        limits::Limits,
-        plan::Shape,
-        signal_pad::REPORT,
-        types::{Algorithm, DType, ReduceOp},
+        DType, DeviceBarrier, EMPTY, Limits, MOST, PadLayout, ReduceOp, Shape, layout::reported, signal_pad::REPORT,
+        types::Algorithm,
     },
     kernel::builtin,
-    memory::stream::StreamCore,
+    memory::StreamCore,
     sync::{load_word, raise_word},
 };
 use parking_lot::Mutex;

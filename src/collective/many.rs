@@ -4,24 +4,11 @@
 //! Invariant: each meeting compares the whole list of lengths, so the first meeting finds lists that differ. Which
 //! buffers are packed together depends on that list and on the builder's settings alone.
 
-use super::{
-    Group,
-    case::Case,
-    choose::choose,
-    kernels::{self, Pairs, Part},
-    launch,
-    ops::in_place,
-    request::Request,
-};
+use super::{Group, Pairs, Part, Request, case::Case, choose::choose, kernels, launch, ops::in_place};
 use crate::{
     error::Result,
-    fabric::{
-        call::Call,
-        layout::{DeviceBarrier, MOST},
-        plan::Shape,
-        types::{Algorithm, Element, ReduceOp},
-    },
-    memory::{AsViewMut, DeviceViewMut, hazard::Access},
+    fabric::{Call, DeviceBarrier, Element, MOST, ReduceOp, Shape, types::Algorithm},
+    memory::{Access, AsViewMut, DeviceViewMut},
 };
 use smallvec::SmallVec;
 

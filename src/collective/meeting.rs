@@ -9,7 +9,7 @@ mod exchange;
 use crate::{
     Device,
     error::Error,
-    fabric::{call::Call, limits::Limits, membership::Membership, signal_pad::SignalPad},
+    fabric::{Call, Limits, Membership, SignalPad},
     sync::CommitWord,
 };
 use std::{rc::Rc, sync::Arc};

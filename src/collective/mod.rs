@@ -36,6 +36,18 @@ pub(crate) mod transfer;
 pub(crate) mod values;
 pub(crate) mod world;
 
+use self::{
+    across::Outgoing,
+    algorithm::{Member, Scratch},
+    case::{Bulk, KernelBarrier},
+    kernels::{Arguments, Pairs, Part, Pieces, code, eights, factors},
+    launch::Combination,
+    meeting::{Descriptors, Meeting, commit::LaunchWindow},
+    ops::between,
+    request::{Job, RemotePtr, Request},
+};
+pub(crate) use self::{algorithm::MeetBy, case::Machine, kernels::Combine};
+
 pub use crate::{
     driver::route::{PeerReport, Route},
     fabric::{

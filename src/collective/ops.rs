@@ -1,25 +1,12 @@
 //! The checks of the public collectives ([`api`](super::api)), and how they fill a [`Request`].
 
-use super::{
-    Group,
-    across::PendingReduce,
-    algorithm::{
-        Algorithm,
-        norm::{NormCall, NormKernel, Rows},
-    },
-    case::{Case, Machine},
-    request::Request,
-};
+use super::{Group, Machine, Request, across::PendingReduce, algorithm::Algorithm, case::Case};
 use crate::{
+    collective::algorithm::{NormCall, NormKernel, Rows},
     driver::RawFunction,
     error::{Error, Result},
-    fabric::{
-        call::{Call, Origin},
-        descriptor::Area,
-        plan::{Counts, MOST_BYTES, Shape},
-        types::{Element, ReduceOp},
-    },
-    memory::{DeviceView, DeviceViewMut, hazard::Access},
+    fabric::{Area, Call, Counts, Element, MOST_BYTES, Origin, ReduceOp, Shape},
+    memory::{Access, DeviceView, DeviceViewMut},
 };
 
 pub(super) fn in_place<T: Element>(call: Call, op: Option<ReduceOp>, shape: Shape, x: DeviceViewMut<'_, T>) -> Request {

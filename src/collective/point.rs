@@ -5,16 +5,11 @@
 //! sender that gives its buffer up saves the copy. The parcel's memory knows its last writer, and goes back to its
 //! device's pool.
 
-use super::{Group, across::Outgoing, face::collectives};
+use super::{Group, Outgoing, face::collectives};
 use crate::{
     Device, DeviceBuffer,
     error::{Error, Result, op_site::OpSite},
-    fabric::{
-        call::Call,
-        descriptor::Area,
-        parcels::{Contents, Label, Parcel},
-        types::Element,
-    },
+    fabric::{Area, Call, Contents, Element, Label, Parcel},
     memory::{AsView, AsViewMut, DeviceView, DeviceViewMut},
 };
 use std::marker::PhantomData;

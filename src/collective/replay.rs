@@ -9,23 +9,16 @@
 //!   graph, as if it were called then ([`Captured`]). Members must still launch the same graph.
 
 use super::{
+    Descriptors, LaunchWindow, Meeting, Request,
     algorithm::Algorithm,
     case::Case,
     choose::choose,
     execute::{self, execute},
-    meeting::{Descriptors, Meeting, commit::LaunchWindow},
-    request::Request,
 };
 use crate::{
     error::{Error, Result, Site},
-    fabric::{
-        barrier_state::SkippedBarrier,
-        call::{Call, LAUNCH, Origin},
-        compact::CompactDescriptor,
-        descriptor::Payload,
-        layout::DeviceBarrier,
-    },
-    memory::block::BlockRef,
+    fabric::{Call, CompactDescriptor, DeviceBarrier, Origin, Payload, SkippedBarrier, call::LAUNCH},
+    memory::BlockRef,
     token::recording::Recording,
 };
 

@@ -1,17 +1,11 @@
 //! The request of one call of a collective: the call, its shape, and this member's memory.
 
-use super::algorithm::norm::NormCall;
 use crate::{
     Event,
+    collective::algorithm::NormCall,
     driver::Address,
-    fabric::{
-        call::Call,
-        descriptor::{Area, Exposed},
-        plan::{Counts, Pair, Place, Shape, Side, Work},
-        tiling::GRAIN,
-        types::{DType, ReduceOp},
-    },
-    memory::hazard::Access,
+    fabric::{Area, Call, Counts, DType, Exposed, GRAIN, Pair, ReduceOp, Shape, Side, Work, plan::Place},
+    memory::Access,
 };
 use smallvec::SmallVec;
 

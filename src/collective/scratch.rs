@@ -2,15 +2,12 @@
 //! that is short of memory takes less, or says so before any member has begun. All collectives of a capture share one
 //! scratch, the graph's, since their kernels run one after the other.
 
-use super::{
-    algorithm::{Scratch, Sizes},
-    request::Request,
-};
+use super::{Request, Scratch, algorithm::Sizes};
 use crate::{
     Device,
     error::{Error, Result},
-    fabric::descriptor::Area,
-    memory::{hazard::Access, pinned::Locality},
+    fabric::Area,
+    memory::{Access, Locality},
     token::op::Op,
 };
 

@@ -5,10 +5,7 @@
 use crate::{
     Device, DeviceBuffer,
     error::Result,
-    fabric::{
-        packing::{Codec, Codecs, Pack, Unpack},
-        types::Element,
-    },
+    fabric::{Codec, Codecs, Element, Pack, Unpack},
     memory::DeviceCopy,
 };
 use std::sync::Arc;

@@ -4,11 +4,7 @@ use super::{Group, face::collectives};
 use crate::{
     contain::Contained,
     error::{Error, Result, op_site::OpSite},
-    fabric::{
-        call::{Call, Origin},
-        compact::CompactDescriptor,
-        descriptor::{Descriptor, Payload},
-    },
+    fabric::{Call, CompactDescriptor, Descriptor, Origin, Payload},
 };
 
 collectives! {

@@ -4,10 +4,7 @@ use super::{Group, meeting};
 use crate::{
     Device,
     error::{Error, Result},
-    fabric::{
-        membership::{Across, HostMembers, Membership},
-        processes::Place,
-    },
+    fabric::{Across, Membership, membership::HostMembers, processes::Place},
 };
 use smallvec::SmallVec;
 use std::{cell::Cell, rc::Rc, sync::Arc};

@@ -9,13 +9,12 @@
 
 use crate::{
     Device, Event,
-    driver::{Address, observe::FailPoint},
+    driver::{Address, FailPoint},
     error::{Error, Result, op_site::OpSite},
     gang::Gang,
     memory::{
-        handle::DeviceHandle,
+        DeviceHandle, StreamCore,
         staging::{DoubleBuffer, DoubleBuffers, PIECE, Piece},
-        stream::StreamCore,
     },
     thread::worker::Worker,
 };

@@ -14,12 +14,11 @@
 //! it at the end.
 
 use crate::{
-    driver::{Address, Driver, DriverResult, observe::FailPoint},
+    driver::{Address, Driver, DriverResult, FailPoint},
     error::Result,
     memory::{
-        hazard::Access,
-        peer_staging::{Buffers, PIECE, PeerStaging},
-        stream::StreamCore,
+        Access, PeerStaging, StreamCore,
+        peer_staging::{Buffers, PIECE},
     },
     thread::worker::{Shared, Worker},
 };

@@ -4,9 +4,7 @@ use crate::{
     Device,
     copy::{host, peer},
     error::{Result, op_site::OpSite},
-    memory::{
-        AsPinned, AsPinnedMut, AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, DeviceViewMut, hazard::Access,
-    },
+    memory::{Access, AsPinned, AsPinnedMut, AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, DeviceViewMut},
     token::op::Op,
 };
 #[cfg(doc)]

@@ -4,10 +4,8 @@ use crate::{
     Device,
     error::{Error, Result, Site, op_site::OpSite},
     memory::{
-        AsViewMut, DeviceBuffer, DeviceCopy, MemorySnapshot, MemoryStats, PinnedBuffer,
-        block::BlockRef,
-        cache::{self, Request},
-        pinned::Locality,
+        AsViewMut, BlockRef, DeviceBuffer, DeviceCopy, Locality, MemorySnapshot, MemoryStats, PinnedBuffer, Request,
+        cache,
     },
     token::op::Op,
 };

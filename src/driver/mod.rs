@@ -45,6 +45,11 @@ pub(crate) mod observe;
 pub(crate) mod route;
 mod types;
 
+pub(crate) use self::{
+    host::ExecutionOrder,
+    observe::{FailPoint, Observer},
+};
+
 #[cfg(feature = "blas")]
 pub use gemm::*;
 pub use types::*;

@@ -71,16 +71,9 @@ use self::{
 };
 use crate::{
     Builder, DType, Device, DeviceBuffer, DeviceCopy, Event, Group, OnStream, PinnedBuffer, ReduceOp, Result,
-    collective::{
-        ReduceOrder,
-        algorithm::MeetBy,
-        case::{Case, Machine},
-        choose::choose,
-        kernels::{self, Combine},
-        launch, meeting,
-    },
-    fabric::{layout::DeviceBarrier, limits::multiprocessors},
-    memory::{calls::Entry, pinned::Locality},
+    collective::{Combine, Machine, MeetBy, ReduceOrder, case::Case, choose::choose, kernels, launch, meeting},
+    fabric::{DeviceBarrier, limits::multiprocessors},
+    memory::{Locality, calls::Entry},
 };
 use smallvec::SmallVec;
 #[cfg(target_os = "linux")]

@@ -2,11 +2,11 @@
 //! `collective/barrier.rs` fills it and acts on it. Invariant: each pair of devices counts its barriers alike. So a
 //! committed barrier for which this device launched no kernel stays noted ([`DeviceBarrierState::skip`]) until one is.
 
-use super::layout::{DeviceBarrier, FEW};
+use super::{DeviceBarrier, FEW};
 use crate::{
     contain::Finally,
     error::{Error, Result, Site},
-    memory::stream::StreamCore,
+    memory::StreamCore,
 };
 use std::{
     cell::{Cell, RefCell},

@@ -3,7 +3,7 @@
 //! Invariant: [`Origin`]s of different kinds are different numbers, so members that disagree on the kind find out.
 #![allow(missing_docs, reason = "only the crates above see it, through `extend`")]
 
-use super::types::{DType, ReduceOp};
+use super::{DType, ReduceOp};
 use crate::error::{Site, op_site::OpSite};
 use std::{any::TypeId, sync::Arc};
 

@@ -5,12 +5,7 @@
 //! Invariant: it need not keep the peers' memory alive. A member's stream passes the collective only after the peers'
 //! kernels (the exit rule), and the member's own hazards keep its memory until then.
 
-use super::{
-    broadcast::Words,
-    call::{Call, Origin, ThenNorm},
-    plan::Side,
-    types::{DType, ReduceOp},
-};
+use super::{Call, DType, Origin, ReduceOp, Side, ThenNorm, broadcast::Words};
 use crate::{
     driver::Address,
     error::site_id::{self, OpId, SiteId},

@@ -2,11 +2,8 @@
 //! touch. [`CompactDescriptor`](super::compact::CompactDescriptor) is the short form. Invariant: a descriptor keeps the
 //! memory that it names alive ([`Area::block`]), but for [`RecvScratch`].
 
-use super::{
-    call::Call,
-    plan::{Counts, Side},
-};
-use crate::{Event, contain::Contained, driver::Address, memory::block::BlockRef};
+use super::{Call, Counts, Side};
+use crate::{Event, contain::Contained, driver::Address, memory::BlockRef};
 use std::{any::Any, ops::Range, sync::Arc};
 
 /// A member's message to all its peers.

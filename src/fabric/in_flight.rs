@@ -4,7 +4,7 @@
 use crate::{
     error::{Error, Result},
     gang::Gang,
-    memory::stream::StreamCore,
+    memory::StreamCore,
 };
 use std::{cell::RefCell, collections::VecDeque, sync::Arc, time::Duration};
 

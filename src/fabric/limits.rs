@@ -9,8 +9,8 @@
 mod tests;
 pub(crate) mod traffic;
 
-use super::layout::BLOCKS;
-use crate::memory::handle::DeviceHandle;
+use super::BLOCKS;
+use crate::memory::DeviceHandle;
 use std::sync::Arc;
 
 /// Most blocks of a kernel that overlaps with other work.

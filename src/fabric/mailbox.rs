@@ -5,16 +5,11 @@
 //! both ends see gangs in one order. So a message of an older gang was left by a gang that failed, and is dropped; one
 //! of a newer gang shows that its sender has left.
 
-use super::{
-    broadcast::{Broadcasts, Words},
-    compact::CompactDescriptor,
-    descriptor::Descriptor,
-    parcels::{Parcel, ParcelBox},
-};
+use super::{Broadcasts, CompactDescriptor, Descriptor, Parcel, broadcast::Words, parcels::ParcelBox};
 use crate::{
     Event,
     gang::Gang,
-    memory::handle::Handover,
+    memory::Handover,
     sync::ring::{self, Consumer, Producer},
 };
 use std::{mem, sync::Arc};

@@ -2,10 +2,7 @@
 //! committed calls alike. A call that did not match is not counted.
 #![allow(missing_docs, reason = "only the crates above see it, through `extend`")]
 
-use super::{
-    layout::{DeviceBarrier, MOST},
-    processes::Place,
-};
+use super::{DeviceBarrier, MOST, processes::Place};
 use crate::{gang::Gang, sync::CommitWord};
 use std::{
     cell::{Cell, OnceCell, RefCell},

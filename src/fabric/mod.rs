@@ -22,3 +22,24 @@ pub mod processes;
 pub(crate) mod signal_pad;
 pub(crate) mod tiling;
 pub(crate) mod types;
+
+// Other rooms name the items, not the files.
+pub(crate) use self::{
+    barrier_state::SkippedBarrier,
+    broadcast::Broadcasts,
+    call::{Call, Origin, ThenNorm},
+    compact::CompactDescriptor,
+    descriptor::{Area, Descriptor, Exposed, Payload, RecvScratch},
+    layout::{BLOCKS, DeviceBarrier, EMPTY, FEW, MOST, PadLayout, Route, STAGED_BLOCKS},
+    limits::Limits,
+    mailbox::{Body, Endpoint},
+    membership::{Across, Membership},
+    packets::Packets,
+    packing::{Codec, Codecs, Pack, Unpack},
+    parcels::{Contents, Label, Parcel},
+    plan::{Counts, MOST_BYTES, Pair, Shape, Side, Work},
+    processes::{ProcessScope, Processes},
+    signal_pad::SignalPad,
+    tiling::{GRAIN, Tiling},
+    types::{DType, Element, ReduceOp, ReduceOrder},
+};

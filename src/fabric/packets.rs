@@ -4,10 +4,7 @@
 //! data, and waits only for what it receives (`kernels/push.cu`). Larger ones go with one flag per block
 //! (`kernels/eager.cu`).
 
-use super::{
-    layout::{MOST, Route},
-    plan::{Counts, Shape},
-};
+use super::{Counts, MOST, Route, Shape};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packets {

@@ -3,8 +3,8 @@
 //! they were sent.
 #![allow(missing_docs, reason = "only the crates above see it, through `extend`")]
 
-use super::call::Call;
-use crate::{DeviceBuffer, contain::Contained, memory::handle::Handover, sync::Inbox};
+use super::Call;
+use crate::{DeviceBuffer, contain::Contained, memory::Handover, sync::Inbox};
 use std::{any::Any, sync::Arc};
 
 /// A receiver's request.

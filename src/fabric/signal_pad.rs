@@ -6,12 +6,15 @@
 //! (stages) in page-locked memory of the host. Invariant: an abort word only grows. Each device runs one gang at a
 //! time, in the order of the gangs' places.
 
-use super::layout::{MOST, PadLayout, STAGED_BLOCKS, STAGED_COUNTS, STAGED_SLOTS, reported};
+use super::{
+    MOST, PadLayout, STAGED_BLOCKS,
+    layout::{STAGED_COUNTS, STAGED_SLOTS, reported},
+};
 use crate::{
     driver::Address,
     error::Result,
     gang::{Alarm, Gang},
-    memory::handle::DeviceHandle,
+    memory::DeviceHandle,
     sync::{load_word, raise_word, store_word},
 };
 use parking_lot::Mutex;

@@ -12,7 +12,7 @@
 
 use super::quiescence::Quiescence;
 use crate::{
-    memory::progress::Progress,
+    memory::Progress,
     sync::{EventCount, Mirror, Sequence},
 };
 use once_cell::sync::Lazy;

@@ -4,10 +4,10 @@
 //! Invariant: while a bucket has a sum apart, the bucket itself has only the numbers of the step under way, and zeros.
 
 use super::{
-    GradientExchange,
+    GradientExchange, Segment,
     access::exclusive,
     element::Gradient,
-    kernels::{self, SEGMENTS, Segment},
+    kernels::{self, SEGMENTS},
 };
 use crate::{Device, DeviceBuffer, error::Result, kernel::Float, memory::AsView};
 

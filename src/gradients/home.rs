@@ -5,7 +5,7 @@ use crate::{
     Device, Group,
     collective::GroupKey,
     error::{Error, Result},
-    memory::handle::DeviceHandle,
+    memory::DeviceHandle,
 };
 use std::sync::Arc;
 

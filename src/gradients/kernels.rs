@@ -16,7 +16,7 @@ use crate::{
     driver::KernelArg,
     error::{Error, Result},
     kernel::builtin,
-    memory::{DeviceCopy, DeviceView, hazard::Access},
+    memory::{Access, DeviceCopy, DeviceView},
 };
 use segments::{Arguments, Touch, launch, push_table, slice, touch, value};
 pub(super) use segments::{SEGMENTS, Segment};

@@ -1,14 +1,10 @@
 //! Equal replicas: members begin with the same parameters, check that they still have them, and end together.
 
-use super::{
-    GradientExchange,
-    difference::{Difference, mismatch},
-    element::Gradient,
-};
+use super::{Difference, GradientExchange, difference::mismatch, element::Gradient};
 use crate::{
     DType, Device, Element, Group,
     error::{Result, Site, op_site::OpSite},
-    fabric::call::{Call, Origin},
+    fabric::{Call, Origin},
     memory::{AsView, AsViewMut, DeviceView, DeviceViewMut},
 };
 use std::{

@@ -1,15 +1,11 @@
 //! Settings of an exchange, and their builder. Invariant: an exchange exists only if the settings of all members were
 //! equal.
 
-use super::{
-    GradientExchange,
-    difference::{Difference, mismatch},
-    element::Gradient,
-};
+use super::{Difference, GradientExchange, difference::mismatch, element::Gradient};
 use crate::{
     DType, Device, Group, ReduceOp,
     error::{Error, Result, Site, op_site::OpSite},
-    fabric::call::Origin,
+    fabric::Origin,
 };
 use smallvec::{SmallVec, smallvec};
 use std::{marker::PhantomData, sync::Arc};

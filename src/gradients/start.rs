@@ -3,10 +3,10 @@
 //! [lands](GradientExchange::land). Invariant: bits do not depend on where a member has its gradients.
 
 use super::{
-    GradientExchange,
+    GradientExchange, Segment,
     access::exclusive,
     element::Gradient,
-    kernels::{self, SEGMENTS, Segment},
+    kernels::{self, SEGMENTS},
     settings::Wire,
     zeros,
 };

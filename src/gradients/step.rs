@@ -11,7 +11,7 @@ use super::{
 use crate::{
     Device, DeviceBuffer, Group,
     error::{Error, Result, Site, op_site::OpSite},
-    fabric::call::Call,
+    fabric::Call,
 };
 use smallvec::SmallVec;
 use std::sync::Arc;

@@ -7,10 +7,7 @@ use crate::{
         replay::{Captured, Meetings},
     },
     error::{Error, Result, Site, op_site::OpSite},
-    memory::{
-        hazard::{History, Reserved},
-        turn::Turns,
-    },
+    memory::{History, Reserved, Turns},
     thread::graph_exec::GraphExec,
     token::recording::{Recorded, Touched},
 };

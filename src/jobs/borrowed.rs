@@ -4,12 +4,7 @@
 //! [`Jobs::scope`] returns or unwinds. So the lifetime of what they borrow may be erased. A job's end counts a latch
 //! down after its last use of the borrows; the call waits for all latches.
 
-use super::{
-    JobHandle, Jobs,
-    core::Core,
-    job::{Answer, Answers, Ended, Job, Packet, Single, Work},
-    placement::Rank,
-};
+use super::{Answer, Answers, Ended, Job, JobHandle, Jobs, Packet, Rank, Single, core::Core, job::Work};
 use crate::{
     Device,
     error::{Error, Result},

@@ -5,13 +5,7 @@
 //! in the queue, a visit of a device is under way or will come, or a gang's is. The lock is never held while user code
 //! runs.
 
-use super::{
-    gang::GangJob,
-    job::{Ended, Job, Placed},
-    placement::{Need, Rank, Start, Table},
-    state::{Running, State},
-    stats::Meter,
-};
+use super::{Ended, Job, Meter, Need, Placed, Rank, Running, Table, gang::GangJob, placement::Start, state::State};
 use crate::{
     contain::contain,
     error::{Error, Result},
@@ -19,7 +13,7 @@ use crate::{
         dispatch::{Entry, Visit},
         next_place,
     },
-    memory::handle::DeviceHandle,
+    memory::DeviceHandle,
     scope::{ORDER, Wakers, gang, queues},
     sync::{EventCount, Sequence},
     thread::worker::{Shared, Worker, on_device_thread},

@@ -1,15 +1,11 @@
 //! A job on several devices: an entry in the queue of each of them, as a scope.
 
-use super::{
-    core::Core,
-    job::{Packet, Placed},
-    placement::Devices,
-};
+use super::{Packet, Placed, core::Core, placement::Devices};
 use crate::{
     driver::observe::Token,
     error::Error,
     gang::{Gang, dispatch::Visit},
-    memory::handle::Handover,
+    memory::Handover,
     scope::flight,
     thread::worker::Worker,
 };

@@ -1,10 +1,6 @@
 //! The handle of a job: its answer, by a wait or by a future.
 
-use super::{
-    core::Core,
-    job::{Answer, Answers},
-    placement::Rank,
-};
+use super::{Answer, Answers, Rank, core::Core};
 use crate::{
     contain::Contained,
     error::{Error, Result},

@@ -1,11 +1,11 @@
 //! A job: its closure, and what the queue knows of it, in one allocation that the handle shares.
 
-use super::placement::{Need, Rank};
+use super::{Need, Rank};
 use crate::{
     Device,
     contain::{Contained, contain},
     error::{Error, Result, Site},
-    memory::handle::Handover,
+    memory::Handover,
     sync::OneShot,
 };
 use parking_lot::{Mutex, RwLock};

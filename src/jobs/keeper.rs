@@ -1,6 +1,6 @@
 //! The thread that keeps the deadlines of jobs. It runs only while there are some.
 
-use super::{core::Core, placement::Rank};
+use super::{Rank, core::Core};
 use std::{
     sync::Arc,
     time::{Duration, Instant},

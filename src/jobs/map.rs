@@ -1,11 +1,6 @@
 //! Results in the order of inputs.
 
-use super::{
-    JobHandle, Jobs,
-    core::Refused,
-    job::{Answers, Job, Single},
-    placement::Need,
-};
+use super::{Answers, Job, JobHandle, Jobs, Need, Refused, Single};
 use crate::{
     Device,
     error::{Result, Site},

@@ -17,7 +17,13 @@ mod state;
 mod stats;
 mod visit;
 
-use self::core::Core;
+use self::{
+    core::{Core, Refused},
+    job::{Answer, Answers, Ended, Job, Packet, Placed, Single},
+    placement::{Need, Rank, Table},
+    state::Running,
+    stats::Meter,
+};
 use crate::{
     Device, GpuPool, PerDevice,
     error::{Error, Result},

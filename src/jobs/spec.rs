@@ -1,11 +1,10 @@
 //! A job with its options, and its way into the queue.
 
 use super::{
-    Jobs,
-    core::{Core, Refused},
+    Job, Jobs, Need, Packet, Rank, Refused, Single,
+    core::Core,
     handle::JobHandle,
-    job::{Each, Extras, GivesBack, Job, Packet, Single},
-    placement::{Need, Rank},
+    job::{Each, Extras, GivesBack},
 };
 use crate::{
     Device, Group,

@@ -1,10 +1,6 @@
 //! What a queue's [core](super::core) knows under its lock.
 
-use super::{
-    job::{Job, Packet, Placed},
-    placement::{Rank, Table},
-    stats::Meter,
-};
+use super::{Job, Meter, Packet, Placed, Rank, Table};
 use crate::{
     error::{BookedJob, Error},
     gang::Gang,

@@ -1,6 +1,6 @@
 //! The statistics of a queue of jobs: counts, shares of time, spans.
 
-use super::{job::Packet, placement::Waits};
+use super::{Packet, placement::Waits};
 use crate::{
     Error,
     error::op_site::OpSite,

@@ -2,9 +2,8 @@
 //! another entry waits for the thread.
 
 use super::{
+    Placed, Running,
     core::{Core, Posts},
-    job::Placed,
-    state::Running,
 };
 use crate::{
     error::{Error, Result, Site},

@@ -6,15 +6,10 @@
 //! pointer, and a free on another thread pushes the header into the owner's remote free list ([`Returns`]).
 
 use super::{
-    backing::{ChunkKind, Region},
-    cache::Cache,
-    handle::DeviceHandle,
-    hazard::{Access, Hazards, History},
-    heap::Piece,
-    stream::StreamCore,
+    Access, Cache, DeviceHandle, History, Region, StreamCore, backing::ChunkKind, hazard::Hazards, heap::Piece,
 };
 use crate::{
-    driver::{Address, DriverRef, observe::FailPoint},
+    driver::{Address, DriverRef, FailPoint},
     error::Result,
     sync::{CommitWord, Flag, Link as Node, Linked, Mirror, RefCount, Returns},
 };

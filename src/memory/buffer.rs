@@ -2,8 +2,7 @@
 //! [`view`](super::view).
 
 use super::{
-    DeviceCopy,
-    block::BlockRef,
+    BlockRef, DeviceCopy,
     view::{AsView, AsViewMut, DeviceView, DeviceViewMut, PeerView},
 };
 use crate::driver::Address;

@@ -2,10 +2,10 @@
 //!
 //! The raw event goes back to the device's spare events when the last clone is dropped.
 
+use super::StreamCore;
 use crate::{
     driver::{FaultKind, RawEvent},
     error::{Error, Result, op_site::OpSite},
-    memory::stream::StreamCore,
 };
 use std::{sync::Arc, time::Duration};
 

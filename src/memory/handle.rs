@@ -2,18 +2,14 @@
 //!
 //! Streams, blocks, events and hazards keep it, so it outlives the pool as long as one of them exists.
 
+use super::{Progress, StreamCore, StreamState};
 use crate::{
     driver::{
-        DriverRef, DriverResult, Fault, FaultKind, RawEvent, host,
-        observe::{FailPoint, Observer, Token, Watch},
+        DriverRef, DriverResult, FailPoint, Fault, FaultKind, Observer, RawEvent, host,
+        observe::{Token, Watch},
     },
     error::{DeviceCall, Error, Result, misuse::Report, op_site::OpSite},
-    memory::{
-        OutOfMemoryReport,
-        calls::Calls,
-        progress::Progress,
-        stream::{StreamCore, StreamState, word::Words},
-    },
+    memory::{OutOfMemoryReport, calls::Calls, stream::word::Words},
     sync::{Flag, Spares},
     timeline::Lane,
 };

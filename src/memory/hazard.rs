@@ -14,11 +14,10 @@ pub(crate) use history::{History, Tenants};
 pub use lending::Lending;
 pub(crate) use reserved::Reserved;
 
-use super::handle::DeviceHandle;
+use super::{DeviceHandle, StreamCore};
 use crate::{
-    driver::observe::{FailPoint, Token},
+    driver::{FailPoint, observe::Token},
     error::{Error, Result, Site, op_site::OpSite},
-    memory::stream::StreamCore,
 };
 use history::{Past, merge};
 use parking_lot::Mutex;

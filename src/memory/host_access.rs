@@ -2,9 +2,9 @@
 //!
 //! Invariant: a host access waits for every conflicting use by a device first, and the checker learns of it.
 
-use super::{DeviceCopy, PinnedBuffer, UnifiedBuffer, hazard::Access};
+use super::{Access, DeviceCopy, PinnedBuffer, UnifiedBuffer};
 use crate::{
-    driver::observe::FailPoint,
+    driver::FailPoint,
     error::{Result, op_site::OpSite},
 };
 use std::slice;

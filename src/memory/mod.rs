@@ -39,6 +39,27 @@ pub(crate) mod turn;
 pub(crate) mod unified;
 pub(crate) mod view;
 
+// Other rooms name the items, not the files.
+pub(crate) use self::{
+    backing::ProbeContext,
+    block::{BlockRef, InGang},
+    cache::{Cache, MemoryLimit, OnOutOfMemory, Request},
+    event::Event,
+    handle::{DeviceHandle, Handover},
+    hazard::{Access, History, Reserved},
+    peer_staging::PeerStaging,
+    pinned::{Locality, PinnedPool},
+    progress::Progress,
+    stream::{StreamCore, StreamState},
+    turn::Turns,
+};
+use self::{
+    backing::Region,
+    block::{Block, Origin},
+    heap::Payload,
+    insight::units::Bytes,
+};
+
 pub use backing::BackingChoice;
 pub(crate) use block::fits_blocks;
 pub use buffer::DeviceBuffer;

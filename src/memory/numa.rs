@@ -5,7 +5,7 @@
 //! So the policy is set around the call (`set_mempolicy(2)`). Where that is refused (in containers), memory comes from
 //! any node.
 
-use super::handle::DeviceHandle;
+use super::DeviceHandle;
 use std::{fs, sync::Arc};
 
 /// The nodes that have memory, and the node of each device.

@@ -4,12 +4,7 @@
 //! buffer's events cover all uses of it, unless `spoilt`. A buffer that a stuck stream may still use never gets another
 //! owner.
 
-use super::{
-    block::BlockRef,
-    handle::DeviceHandle,
-    pinned::{Locality, PinnedPool},
-    stream::StreamCore,
-};
+use super::{BlockRef, DeviceHandle, Locality, PinnedPool, StreamCore};
 use crate::{driver::RawEvent, error::Result};
 use parking_lot::Mutex;
 use std::sync::Arc;

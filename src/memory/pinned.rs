@@ -4,7 +4,7 @@ mod pool;
 
 pub(crate) use pool::{Locality, PinnedPool};
 
-use super::{DeviceCopy, block::BlockRef, view::resolve};
+use super::{BlockRef, DeviceCopy, view::resolve};
 use crate::{driver::Address, error::Result};
 use std::{
     marker::PhantomData,

@@ -3,12 +3,7 @@
 //! A device thread owns a [`Staging`]; `copy/host.rs` fills and empties its pieces. Invariant: the host touches a part
 //! of a piece only while no DMA uses that part. Memory that a stuck stream may still use never gets another owner.
 
-use super::{
-    block::BlockRef,
-    event::Event,
-    pinned::{Locality, PinnedPool},
-    stream::StreamCore,
-};
+use super::{BlockRef, Event, Locality, PinnedPool, StreamCore};
 use crate::error::Result;
 use smallvec::SmallVec;
 use std::{

@@ -1,7 +1,7 @@
 //! The counters of a memory pool: those that users see, and the words in which the owner publishes them to other
 //! threads.
 
-use super::insight::units::Bytes;
+use super::Bytes;
 use std::fmt;
 
 /// Counters of a device's memory pool, from [`Device::stats`](crate::Device::stats). The `Display` form is meant for

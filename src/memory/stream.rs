@@ -7,13 +7,11 @@ mod early;
 mod milestone;
 pub(crate) mod word;
 
+use super::DeviceHandle;
 use crate::{
-    driver::{
-        DriverResult, Fault, FaultKind, RawEvent, RawStream,
-        observe::{FailPoint, Token},
-    },
+    driver::{DriverResult, FailPoint, Fault, FaultKind, RawEvent, RawStream, observe::Token},
     error::{Error, Result},
-    memory::{calls::while_waiting, handle::DeviceHandle, hazard::OPEN},
+    memory::{calls::while_waiting, hazard::OPEN},
     stall::StallTimer,
     sync::{Flag, Sequence, unique_id},
     timeline::Cause,

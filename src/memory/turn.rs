@@ -10,7 +10,7 @@
 //!
 //! Invariant: turns of several devices are taken in the order of the devices.
 
-use super::{block::Block, handle::DeviceHandle};
+use super::{Block, DeviceHandle};
 use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 

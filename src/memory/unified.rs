@@ -2,12 +2,9 @@
 //! for them.
 
 use super::{
-    DeviceCopy,
-    backing::{ChunkKind, Region},
-    block::{Block, BlockRef, Origin},
+    Block, BlockRef, DeviceCopy, DeviceHandle, History, Origin, Region,
+    backing::ChunkKind,
     fits_blocks,
-    handle::DeviceHandle,
-    hazard::History,
     view::{DeviceView, DeviceViewMut},
 };
 use crate::{

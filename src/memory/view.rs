@@ -1,7 +1,7 @@
 //! Borrowed parts of buffers, and the traits by which operations take them. Invariant: a view never reaches beyond its
 //! buffer.
 
-use super::{DeviceCopy, block::BlockRef};
+use super::{BlockRef, DeviceCopy};
 use crate::driver::Address;
 use std::{
     marker::PhantomData,

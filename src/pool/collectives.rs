@@ -2,14 +2,9 @@
 
 use crate::{
     DType, GpuPool, Group, ReduceOp,
-    collective::{
-        Algorithm,
-        case::{Case, Machine},
-        choose::choose,
-        in_words,
-    },
+    collective::{Algorithm, Machine, case::Case, choose::choose, in_words},
     error::{Result, op_site::OpSite},
-    fabric::plan::{MOST_BYTES, Shape},
+    fabric::{MOST_BYTES, Shape},
     thread::worker::Shared,
 };
 

@@ -11,7 +11,7 @@ use crate::{
     driver::observe::Token,
     error::{Error, Result},
     gang::Gang,
-    memory::block::InGang,
+    memory::InGang,
     panics,
     thread::{streams::PooledStream, worker::Worker},
 };

@@ -4,12 +4,12 @@
 use crate::{
     Device, Shard,
     collective::barrier,
-    driver::observe::{FailPoint, Token},
+    driver::{FailPoint, observe::Token},
     error::{Error, Result, op_site::OpSite},
-    fabric::processes::ProcessScope,
+    fabric::ProcessScope,
     gang::Gang,
     memory::{
-        block::InGang,
+        InGang,
         calls::{Entry, Kind},
     },
     panics,

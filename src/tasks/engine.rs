@@ -15,7 +15,7 @@ use crate::{
     Device, Event,
     error::{Error, Result, Site, op_site::OpSite},
     gang::Gang,
-    memory::handle::{DeviceHandle, Handover},
+    memory::{DeviceHandle, Handover},
     sync::{EventCount, shim},
     thread::worker::Shared,
 };

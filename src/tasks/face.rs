@@ -9,7 +9,7 @@ use super::{
 use crate::{
     Device, DeviceBuffer, DeviceCopy, PinnedBuffer,
     error::{Result, op_site::OpSite},
-    memory::pinned::Locality,
+    memory::Locality,
     scope::Watch,
 };
 #[cfg(doc)]

@@ -8,20 +8,19 @@
 use crate::{
     driver::host,
     error::Error,
-    fabric::processes::Processes,
+    fabric::Processes,
     gang::Witness,
     memory::{
+        DeviceHandle, StreamState,
         calls::{End, Kind, Record},
-        handle::DeviceHandle,
-        stream::StreamState,
     },
     panics,
     sync::{Scale, ticks},
     timeline::WallClock,
 };
 use std::{
-    fmt, fs, io,
-    io::Write as _,
+    fmt, fs,
+    io::{self, Write as _},
     path::{Path, PathBuf},
     sync::{Arc, Weak},
     time::{Duration, SystemTime},

@@ -6,7 +6,7 @@
 
 use crate::{
     driver::RawGraph,
-    memory::{handle::DeviceHandle, stream::StreamCore},
+    memory::{DeviceHandle, StreamCore},
 };
 use smallvec::SmallVec;
 use std::{cell::RefCell, sync::Arc};

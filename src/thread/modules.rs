@@ -8,7 +8,7 @@ use super::worker::Worker;
 use crate::{
     driver::{FaultKind, RawFunction, RawModule, module::Module},
     error::{Error, Result, op_site::OpSite},
-    memory::handle::DeviceHandle,
+    memory::DeviceHandle,
 };
 use std::{cell::RefCell, collections::HashMap, panic::Location};
 

@@ -9,7 +9,7 @@
 use crate::{
     driver::{DriverResult, RawStream},
     error::{Error, Result},
-    memory::{handle::DeviceHandle, stream::StreamCore},
+    memory::{DeviceHandle, StreamCore},
 };
 use once_cell::unsync::OnceCell;
 use std::{

@@ -6,9 +6,9 @@ use crate::{
     Stream,
     driver::DeviceInfo,
     error::Result,
-    fabric::{broadcast::Broadcasts, membership::Groups, processes::ProcessScope},
+    fabric::{Broadcasts, ProcessScope, membership::Groups},
     gang::{Gang, LastCall},
-    memory::stream::StreamCore,
+    memory::StreamCore,
     sync::device_thread_only,
     thread::{wait::Waiter, worker::Worker},
 };

@@ -16,12 +16,9 @@ use crate::{
         op_site::{OpGuard, OpSite},
     },
     memory::{
-        DeviceCopy, DeviceView, DeviceViewMut,
+        Access, BlockRef, DeviceCopy, DeviceView, DeviceViewMut, Reserved, Turns,
         backing::ChunkKind,
-        block::BlockRef,
         calls::{Entry, Kind},
-        hazard::{Access, Reserved},
-        turn::Turns,
     },
     timeline::{Category, Route, Slice, nvtx},
 };

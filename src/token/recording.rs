@@ -4,8 +4,8 @@
 
 use crate::{
     error::{Error, Result, Site},
-    fabric::descriptor::Area,
-    memory::{block::BlockRef, handle::DeviceHandle, hazard::Access, stream::StreamCore},
+    fabric::Area,
+    memory::{Access, BlockRef, DeviceHandle, StreamCore},
     thread::graph_exec::GraphExec,
 };
 use smallvec::SmallVec;

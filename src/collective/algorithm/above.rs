@@ -4,28 +4,13 @@
 //! Its caller asks for it ([`Group::parts_by_kernel`], [`Group::sum_by_kernel`]), so it is not in the table of
 //! [`choose`](super::super::choose). It has no host kernel.
 
-use super::{
-    super::{
-        Group,
-        case::Case,
-        kernels::{Arguments, Entry},
-        ops::between,
-        request::Request,
-    },
-    About, Algorithm, Matched, MeetBy, Member, Needs, Scratch,
-};
+use super::{About, Algorithm, Matched, MeetBy, Member, Needs, Scratch};
 use crate::{
     Element, Module, ReduceOp,
+    collective::{Arguments, Group, Request, between, case::Case, kernels::Entry},
     error::Result,
-    fabric::{
-        call::Call,
-        descriptor::Area,
-        layout::{BLOCKS, DeviceBarrier, MOST},
-        limits::Limits,
-        plan::{Shape, Side},
-        types,
-    },
-    memory::{DeviceView, DeviceViewMut, hazard::Access},
+    fabric::{Area, BLOCKS, Call, DeviceBarrier, Limits, MOST, Shape, Side, types},
+    memory::{Access, DeviceView, DeviceViewMut},
 };
 
 /// Addresses of all members' memory, by rank: sources, destinations, and scratch.

@@ -4,17 +4,12 @@
 //! kernels. Copies to other devices are on the member's stream, so that no event stands between them and the peers'
 //! events. A kernel on a stream beside it makes copies within the own memory: an engine would be slower.
 
-use super::{
-    super::{
-        launch::{self, Combination},
-        request::{Job, RemotePtr},
-    },
-    Algorithm, Case, Matched, Member, Needs,
-};
+use super::{super::launch, Algorithm, Case, Matched, Member, Needs};
 use crate::{
+    collective::{Combination, Job, RemotePtr},
     error::Result,
-    fabric::types::{self, DType, ReduceOp},
-    memory::stream::StreamCore,
+    fabric::{DType, ReduceOp, types},
+    memory::StreamCore,
 };
 use smallvec::SmallVec;
 use std::sync::Arc;

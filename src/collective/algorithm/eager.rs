@@ -2,13 +2,11 @@
 //! no barrier. `choose` picks it for buffers that are too large for [`ll`] and too small for [`fused`]. Runs
 //! `kernels/eager.cu`; never touches a peer's user buffer.
 
-use super::{
-    super::{case::KernelBarrier, kernels::Entry, launch},
-    Algorithm, Case, Matched, Member, fused, ll,
-};
+use super::{Algorithm, Case, Matched, Member, fused, ll};
 use crate::{
+    collective::{KernelBarrier, kernels::Entry, launch},
     error::Result,
-    fabric::{limits::Limits, plan::Side, types::DType},
+    fabric::{DType, Limits, Side},
     kernel::builtin,
 };
 

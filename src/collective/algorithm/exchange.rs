@@ -6,25 +6,15 @@
 //!
 //! Invariant: all members know the smallest scratch, so all cut alike.
 
-use super::{
-    super::{
-        case::Bulk,
-        kernels::{Arguments, Entry, Pieces, code, eights, factors, value},
-    },
-    Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch,
-    exchange_ce::Slice,
-    fused,
-};
+use super::{Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, Slice, fused};
 use crate::{
+    collective::{
+        Arguments, Bulk, Pieces, code, eights, factors,
+        kernels::{Entry, value},
+    },
     driver::Address,
     error::Result,
-    fabric::{
-        layout::{BLOCKS, DeviceBarrier, MOST},
-        limits::Limits,
-        plan::{Place, Shape},
-        tiling::Tiling,
-        types::{self, DType, ReduceOp},
-    },
+    fabric::{BLOCKS, DType, DeviceBarrier, Limits, MOST, ReduceOp, Shape, Tiling, plan::Place, types},
     kernel::builtin,
 };
 

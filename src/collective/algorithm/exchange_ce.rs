@@ -19,23 +19,14 @@
 //! `2 S` on the way, in one order for all members: parts 0 to S-1, then, for each j, `sum j` and parts `j + S`. In
 //! every round a member sends to the next rank first: engines lose much when several send to one device.
 
-use super::{
-    super::{
-        launch::{self, Combination},
-        request::RemotePtr,
-    },
-    Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, Sizes,
-};
+use super::{super::launch, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, Sizes};
 use crate::{
     Event,
-    driver::observe::FailPoint,
+    collective::{Combination, RemotePtr},
+    driver::FailPoint,
     error::Result,
-    fabric::{
-        plan::{Place, Shape, Work},
-        tiling::{self, GRAIN, Tiling},
-        types,
-    },
-    memory::stream::StreamCore,
+    fabric::{GRAIN, Shape, Tiling, Work, plan::Place, tiling, types},
+    memory::StreamCore,
 };
 use smallvec::SmallVec;
 use std::{slice, sync::Arc};

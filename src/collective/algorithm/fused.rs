@@ -5,17 +5,11 @@
 //! kernels by flags, before it reads and after it has written (`kernels/combine.cu`, `kernels/meet.cuh`).
 //! [`fused_events`](super::fused_events) runs the same kernels where they cannot wait for each other.
 
-use super::{
-    super::{
-        kernels::{self, Pairs, Part},
-        launch::{Combination, blocks_of},
-        request::{Job, RemotePtr},
-    },
-    Algorithm, Case, Matched, Member,
-};
+use super::{super::kernels, Algorithm, Case, Matched, Member};
 use crate::{
+    collective::{Combination, Job, Pairs, Part, RemotePtr, launch::blocks_of},
     error::Result,
-    fabric::{limits::Limits, plan::Shape},
+    fabric::{Limits, Shape},
 };
 
 pub(crate) struct Fused;

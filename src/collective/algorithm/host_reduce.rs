@@ -17,17 +17,13 @@
 //! The event in this message covers its copies of piece `j` out of the peers' stages. Piece `j + 2` is brought down
 //! after all these events.
 
-use super::{super::kernels, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, staging::Staging};
+use super::{Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, Staging};
 use crate::{
     Event,
-    driver::{Address, Driver, DriverResult, RawStream, observe::FailPoint},
+    collective::kernels,
+    driver::{Address, Driver, DriverResult, FailPoint, RawStream},
     error::{Error, Result},
-    fabric::{
-        layout::MOST,
-        plan::Side,
-        tiling::{self, GRAIN, Tiling},
-        types,
-    },
+    fabric::{GRAIN, MOST, Side, Tiling, tiling, types},
 };
 use smallvec::SmallVec;
 use std::{ptr, time::Duration};

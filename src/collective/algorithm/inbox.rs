@@ -8,21 +8,14 @@
 //! waits for data of all its peers. The rest of a failed call is removed before the member meets again
 //! (`collective/barrier.rs`).
 
-use super::{
-    super::{
+use super::{Algorithm, Case, Matched, Member, ll};
+use crate::{
+    collective::{
         kernels::{Entry, typed_float},
         launch,
     },
-    Algorithm, Case, Matched, Member, ll,
-};
-use crate::{
     error::Result,
-    fabric::{
-        layout::BLOCKS,
-        limits::{Limits, traffic::most_in_one_trip},
-        plan::Side,
-        types::{self, DType},
-    },
+    fabric::{BLOCKS, DType, Limits, Side, limits::traffic::most_in_one_trip, types},
     kernel::builtin,
 };
 

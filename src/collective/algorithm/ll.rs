@@ -7,23 +7,15 @@
 //!
 //! Invariant: a packet is overwritten two calls later at the earliest; each call waits for all peers' packets.
 
-use super::{
-    super::{
-        case::KernelBarrier,
-        kernels::{Arguments, Entry, Part, code, factors, value},
+use super::{Algorithm, Case, Matched, Member};
+use crate::{
+    collective::{
+        Arguments, KernelBarrier, Part, code, factors,
+        kernels::{Entry, value},
         launch,
     },
-    Algorithm, Case, Matched, Member,
-};
-use crate::{
     error::Result,
-    fabric::{
-        layout::{BLOCKS, DeviceBarrier, Route},
-        limits::Limits,
-        packets::Packets,
-        plan::Side,
-        types::{self, DType, ReduceOp},
-    },
+    fabric::{BLOCKS, DType, DeviceBarrier, Limits, Packets, ReduceOp, Route, Side, types},
     kernel::builtin,
 };
 

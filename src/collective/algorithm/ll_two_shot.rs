@@ -7,10 +7,7 @@
 use super::{Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, ll};
 use crate::{
     error::Result,
-    fabric::{
-        packets::Packets,
-        plan::{Counts, Shape, Side},
-    },
+    fabric::{Counts, Packets, Shape, Side},
 };
 
 pub(crate) struct LlTwoShot;

@@ -3,27 +3,19 @@
 //!
 //! Invariant (the exit rule): when the member's stream has passed the collective, no peer touches the member's memory.
 
-use super::super::{
-    kernels::{self, Entry},
-    meeting::{Descriptors, Meeting},
-    request::{Job, RemotePtr, Request},
-};
+use super::super::kernels;
 use crate::{
     Event,
+    collective::{Descriptors, Job, Meeting, RemotePtr, Request, kernels::Entry},
     copy::peer,
-    driver::{Address, KernelArg, Launch, LaunchDims, RawFunction, host::HostGpu, observe::FailPoint},
+    driver::{Address, FailPoint, KernelArg, Launch, LaunchDims, RawFunction, host::HostGpu},
     error::Result,
     fabric::{
-        descriptor::{Area, Exposed, RecvScratch},
-        layout::{DeviceBarrier, FEW, MOST, THREADS},
-        limits::Limits,
-        plan::{Shape, Side, Work},
-        signal_pad::SignalPad,
-        tiling::Tiling,
-        types::ReduceOp,
+        Area, DeviceBarrier, Exposed, FEW, Limits, MOST, RecvScratch, ReduceOp, Shape, Side, SignalPad, Tiling, Work,
+        layout::THREADS,
     },
     gang::Gang,
-    memory::{handle::DeviceHandle, stream::StreamCore},
+    memory::{DeviceHandle, StreamCore},
 };
 use smallvec::SmallVec;
 use std::{cell::Cell, sync::Arc, time::Duration};

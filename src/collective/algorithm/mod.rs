@@ -56,6 +56,12 @@ pub(crate) mod shm_events;
 pub(crate) mod slots;
 mod staging;
 
+pub(crate) use self::norm::{NormCall, NormKernel, Rows};
+use self::{
+    exchange_ce::Slice,
+    staging::{Staging, cutting},
+};
+
 use super::case::Case;
 use crate::{error::Result, fabric::types};
 use smallvec::SmallVec;

@@ -7,22 +7,19 @@
 
 pub(crate) mod call;
 
-use super::{
-    super::{
-        case::Case,
-        kernels::{Arguments, Entry, Part, eights, value},
-    },
-    About, Algorithm, Matched, Member, Needs,
-    inbox::most_whole,
-};
+use super::{About, Algorithm, Matched, Member, Needs, inbox::most_whole};
 use crate::{
+    collective::{
+        Arguments, Part,
+        case::Case,
+        eights,
+        kernels::{Entry, value},
+    },
     driver::{LaunchDims, RawFunction},
     error::Result,
     fabric::{
-        layout::{BLOCKS, DeviceBarrier, PadLayout},
-        limits::Limits,
-        plan::Side,
-        types::{self, Algorithm as Wish, DType},
+        BLOCKS, DType, DeviceBarrier, Limits, PadLayout, Side,
+        types::{self, Algorithm as Wish},
     },
     kernel::builtin::{NORM_INBOX, NORM_PULL},
 };

@@ -7,18 +7,15 @@
 
 pub(crate) mod cut;
 
-use super::{
-    super::kernels::{Arguments, Entry, value},
-    Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch,
-};
+use super::{Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch};
 use crate::{
+    collective::{
+        Arguments,
+        kernels::{Entry, value},
+    },
     driver::Address,
     error::Result,
-    fabric::{
-        layout::DeviceBarrier,
-        plan::{Shape, Side},
-        types::{self, DType, ReduceOp},
-    },
+    fabric::{DType, DeviceBarrier, ReduceOp, Shape, Side, types},
     kernel::builtin,
 };
 

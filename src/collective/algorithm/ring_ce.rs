@@ -19,20 +19,11 @@
 //! to it, so after the successor had read the old contents. The final event, which goes to the predecessor, covers the
 //! last reads of the second phase.
 
-use super::{
-    super::{
-        launch::{self, Combination},
-        request::RemotePtr,
-    },
-    Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch,
-    ring::cut,
-};
+use super::{super::launch, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, ring::cut};
 use crate::{
+    collective::{Combination, RemotePtr},
     error::Result,
-    fabric::{
-        plan::{Shape, Side},
-        types::{self, ReduceOp},
-    },
+    fabric::{ReduceOp, Shape, Side, types},
 };
 use std::ops::Range;
 

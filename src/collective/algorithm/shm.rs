@@ -4,24 +4,16 @@
 //! `choose` picks it for pools without peer access. [`shm_events`](super::shm_events) takes the same steps where
 //! kernels cannot wait for each other in the host's memory.
 
-use super::{
-    super::{
-        case::KernelBarrier,
-        kernels::{Arguments, Entry, code, eights, factors, value},
-    },
-    Algorithm, Case, Matched, Member,
-    staging::cutting,
-};
+use super::{Algorithm, Case, Matched, Member, cutting};
 use crate::{
+    collective::{
+        Arguments, KernelBarrier, code, eights, factors,
+        kernels::{Entry, value},
+    },
     driver::{Address, KernelArg},
     error::Result,
     fabric::{
-        layout::{BLOCKS, DeviceBarrier, MOST, STAGED_BLOCKS},
-        limits::Limits,
-        plan::Side,
-        signal_pad::SLOT,
-        tiling::GRAIN,
-        types::{self, DType, ReduceOp},
+        BLOCKS, DType, DeviceBarrier, GRAIN, Limits, MOST, ReduceOp, STAGED_BLOCKS, Side, signal_pad::SLOT, types,
     },
     kernel::builtin,
 };

@@ -6,22 +6,14 @@
 //! ```
 
 use super::{
-    super::{
-        kernels::{self, Pairs, Part},
-        launch::{self, Combination},
-        request::RemotePtr,
-    },
-    Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, shm,
-    staging::{Staging, cutting},
+    super::{kernels, launch},
+    Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, Staging, cutting, shm,
 };
 use crate::{
+    collective::{Combination, Pairs, Part, RemotePtr},
     driver::Address,
     error::Result,
-    fabric::{
-        layout::MOST,
-        plan::Side,
-        tiling::{GRAIN, Tiling},
-    },
+    fabric::{GRAIN, MOST, Side, Tiling},
 };
 use smallvec::SmallVec;
 

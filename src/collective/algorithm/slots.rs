@@ -6,25 +6,16 @@
 //!
 //! Invariant: a kernel ends when the others have taken all that it has sent, so slots are empty between calls.
 
-use super::{
-    super::{
-        case::Bulk,
-        kernels::{Arguments, Entry, Pieces, code, eights, factors, typed_float, value},
+use super::{Algorithm, Case, Matched, Member, Slice};
+use crate::{
+    collective::{
+        Arguments, Bulk, Pieces, code, eights, factors,
+        kernels::{Entry, typed_float, value},
         launch,
     },
-    Algorithm, Case, Matched, Member,
-    exchange_ce::Slice,
-};
-use crate::{
     driver::Address,
     error::Result,
-    fabric::{
-        layout::{BLOCKS, DeviceBarrier, MOST},
-        limits::Limits,
-        plan::{Shape, Side},
-        tiling::Tiling,
-        types::{self, DType, ReduceOp},
-    },
+    fabric::{BLOCKS, DType, DeviceBarrier, Limits, MOST, ReduceOp, Shape, Side, Tiling, types},
     kernel::builtin,
 };
 

@@ -13,10 +13,7 @@
 //! puts the result on its stage: `S` down, and `2(n-1)/n` of `S` up; a ring takes `2(n-1)/n` both ways. Invariant:
 //! slices are those of [`plan`](crate::fabric::plan), and sources are folded in rank order.
 
-use crate::fabric::{
-    plan::{Pair, Shape, slice},
-    tiling::{self, Tiling},
-};
+use crate::fabric::{Pair, Shape, Tiling, plan::slice, tiling};
 use smallvec::SmallVec;
 use std::ops::Range;
 

@@ -3,7 +3,7 @@
 use super::summand::Summand;
 use crate::{
     driver::{HostArg, LaunchDims},
-    fabric::layout::MOST,
+    fabric::MOST,
 };
 use smallvec::SmallVec;
 

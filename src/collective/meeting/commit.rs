@@ -9,8 +9,8 @@ use crate::{
     Device,
     driver::gate,
     error::{Error, Result},
-    fabric::barrier_state::SkippedBarrier,
-    memory::block::BlockRef,
+    fabric::SkippedBarrier,
+    memory::BlockRef,
     stall::StallTimer,
     sync::CommitWord,
 };

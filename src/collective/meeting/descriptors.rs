@@ -4,17 +4,12 @@
 //! Invariant: a collective runs on all members or on none. A member that fails before the commit aborts the gang's
 //! word. A mismatch is found by every member alike, and no buffer is touched.
 
-use super::{super::request::Request, Meeting, note_call};
+use super::{Meeting, note_call};
 use crate::{
+    collective::Request,
     driver::Address,
     error::{Error, Result},
-    fabric::{
-        call::{Call, Origin},
-        compact::CompactDescriptor,
-        descriptor::{Area, Descriptor, Exposed, Payload, RecvScratch},
-        mailbox::Body,
-        plan::{Shape, Side},
-    },
+    fabric::{Area, Body, Call, CompactDescriptor, Descriptor, Exposed, Origin, Payload, RecvScratch, Shape, Side},
 };
 use smallvec::{SmallVec, smallvec};
 use std::{borrow::Cow, sync::Arc};

@@ -8,10 +8,8 @@ use crate::{
     Device, Event,
     error::{Error, Result},
     fabric::{
-        call::Call,
-        compact::CompactDescriptor,
-        mailbox::{Body, Message, NewerGang},
-        types::DType,
+        Body, Call, CompactDescriptor, DType,
+        mailbox::{Message, NewerGang},
     },
     memory::calls::Entry,
     sync::{EventCount, ring},

@@ -4,7 +4,7 @@
 //! writing, must never run at the same time, even if the user forgot to order them: each claims its ranges before it
 //! runs. Ranges are host addresses, so device, page-locked and managed memory are treated alike.
 
-use super::slab::Key;
+use super::Key;
 
 pub(super) struct Active {
     ranges: Vec<Range>,

@@ -2,7 +2,7 @@
 //!
 //! `memory` and `window` make blocks; running operations hold them, so the bytes outlive their table entry.
 
-use super::pages::Pages;
+use super::Pages;
 use crate::driver::Address;
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},

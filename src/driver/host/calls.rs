@@ -1,16 +1,9 @@
 //! Helpers that the calls of a software GPU (`gpu`) share: checks, submission, waits, host memory.
 
 use super::{
-    HostConfig, HostGpu,
-    block::Block,
-    event::{Progress, Record},
-    fault,
+    Block, Core, Engine, HostCall, HostConfig, HostGpu, HostKind, Op, Progress, Record, Work, fault,
     machine::{Owner, State},
-    memory::HostKind,
-    op::{Engine, Op, Work},
     pages,
-    sched::Core,
-    timing::HostCall,
 };
 use crate::{
     driver::{Address, DeviceInfo, Driver, DriverResult, RawEvent, RawStream},

@@ -13,13 +13,9 @@
 //! that wait for each other get the report.
 
 use super::{
-    event::Progress,
-    fault,
+    Core, Key, Progress, Work, fault,
     machine::State,
-    op::Work,
     quiescence::{Attendee, Wait},
-    sched::Core,
-    slab::Key,
 };
 use crate::{
     driver::{Fault, FaultKind},

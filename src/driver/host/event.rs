@@ -3,7 +3,7 @@
 //! A record stores how many operations have been submitted to its stream; its work is complete once that many have
 //! completed. So it costs the stream nothing. A wait copies the record, so a later re-record does not change it.
 
-use super::{fault, slab::Key, timing::Time};
+use super::{Key, Time, fault};
 use crate::driver::{DriverResult, Fault, RECORDED_BEFORE};
 use std::time::{Duration, Instant};
 

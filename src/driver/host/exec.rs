@@ -1,9 +1,7 @@
 //! Performing one operation, on a worker thread and without the scheduler's lock.
 
 use super::{
-    block::Block,
-    op::{Engine, Op, Work},
-    slab::Key,
+    Block, Engine, Key, Op, Work,
     watch::{self, Launched, Watched},
 };
 use crate::{

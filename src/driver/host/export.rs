@@ -1,11 +1,6 @@
 //! Mappings of a software GPU that other processes have, too: memory with a descriptor (memfd).
 
-use super::{
-    fault,
-    memory::Memory,
-    pages::Pages,
-    window::{Shared, Windows, not_mapped},
-};
+use super::{Memory, Pages, Shared, Windows, fault, not_mapped};
 use crate::driver::{Address, DriverResult};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

@@ -1,16 +1,14 @@
 //! [`Driver`] for a software GPU: each call checks its arguments and gives the operation to the machine.
 
 use super::{
+    Core, Engine, Event, Graph, Home, HostCall, HostKind, Op, Progress, Work,
     calls::{check_aligned, check_size},
-    event::{Event, Progress},
     fault,
     machine::Owner,
-    memory::{Home, HostKind},
-    op::{Engine, Graph, HostFunction, Op, Work},
+    op::HostFunction,
     pages,
-    sched::{Core, Module},
+    sched::Module,
     stream::State as StreamState,
-    timing::HostCall,
 };
 #[cfg(feature = "blas")]
 use crate::driver::Gemm;

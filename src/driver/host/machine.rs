@@ -12,16 +12,8 @@ mod here;
 mod steps;
 
 use super::{
-    HostConfig, MachineConfig,
-    deadlock::Suspicion,
-    exec::{Ended, Job},
-    fault,
-    op::{Engine, Op},
-    quiescence::HostThreads,
-    sched::{Core, Next, Start},
-    slab::Key,
-    step::Stepper,
-    stream::{State as StreamState, Waiter, Who},
+    Core, Ended, Engine, HostConfig, Job, Key, MachineConfig, Next, Op, Waiter, Who, deadlock::Suspicion, fault,
+    quiescence::HostThreads, sched::Start, step::Stepper, stream::State as StreamState,
 };
 use crate::{driver::DriverResult, panics};
 use parking_lot::{Condvar, Mutex, MutexGuard};

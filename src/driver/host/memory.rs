@@ -6,12 +6,7 @@
 //! Page-locked and managed memory keep their host addresses.
 //! A gap follows each allocation.
 
-use super::{
-    block::{ALIGN, Block},
-    fault,
-    timing::Side,
-    window::{Shared, Windows, not_mapped},
-};
+use super::{Block, Shared, Windows, block::ALIGN, fault, not_mapped, timing::Side};
 use crate::driver::{Address, DriverResult, Fault};
 use parking_lot::Mutex;
 use std::{collections::BTreeMap, sync::Arc};

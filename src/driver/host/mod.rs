@@ -65,6 +65,20 @@ mod wait;
 mod watch;
 mod window;
 
+use self::{
+    block::Block,
+    event::{Event, Progress, Record},
+    exec::{Ended, Job},
+    memory::{Home, HostKind, Memory},
+    op::{Engine, Graph, Op, Operand, Work},
+    pages::Pages,
+    sched::{Core, Next},
+    slab::Key,
+    stream::{Stream, Waiter, Who},
+    timing::{HostCall, Time},
+    window::{Shared, Windows, not_mapped},
+};
+
 use super::{Driver, DriverRef, DriverResult, RawStream, fault};
 use crate::error::op_site::OpSite;
 pub use config::{ExecutionOrder, HostConfig, MachineConfig};

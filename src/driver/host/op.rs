@@ -1,6 +1,6 @@
 //! Operations: the content of a stream's queue.
 
-use super::{event::Record, slab::Key, timing::Time};
+use super::{Key, Record, Time};
 #[cfg(feature = "blas")]
 use crate::driver::Gemm;
 use crate::{

@@ -8,7 +8,7 @@
 //! every thread in the driver still has to wait. The threads are looked at twice. One that was blocked with one number
 //! at both looks was blocked in between, so all of them were blocked at one moment.
 
-use super::{sched::Core, slab::Key};
+use super::{Core, Key};
 use crate::error::op_site::OpSite;
 use std::{
     sync::{Arc, Weak},

@@ -5,17 +5,16 @@
 //! engine and the byte ranges of the operation and unparks the streams that waited for them.
 
 use super::{
-    ExecutionOrder, HostConfig, MachineConfig,
+    Ended, Engine, Event, ExecutionOrder, Graph, Home, HostConfig, Job, Key, MachineConfig, Memory, Op, Operand,
+    Progress, Stream, Time, Work,
     access::Active,
-    event::{Event, Progress, Stamp},
-    exec::{Died, Ended, Job, Span},
+    event::Stamp,
+    exec::{Died, Span},
     fault,
-    memory::{Home, Memory},
-    op::{Engine, Graph, Op, Operand, Work},
     peer::Rights,
-    slab::{Key, Slab},
-    stream::{State, Stream},
-    timing::{Clock, Time},
+    slab::Slab,
+    stream::State,
+    timing::Clock,
 };
 use crate::driver::{Address, DriverResult, Fault};
 use std::{

@@ -4,13 +4,7 @@
 //! its obstacle does: the stream of an event, the users of an engine or of a byte range, all streams that have a worker
 //! while this one has none. The obstacle of a spinning kernel or a wait for a word may be any stream of the machine.
 
-use super::{
-    event::Progress,
-    op::{Operand, Work},
-    sched::Core,
-    slab::Key,
-    stream::State,
-};
+use super::{Core, Key, Operand, Progress, Work, stream::State};
 use smallvec::SmallVec;
 
 /// Each with its count of completed operations. The stream comes first.

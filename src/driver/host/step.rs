@@ -5,14 +5,10 @@
 //! a seed, the next number of a list, or the operation that starts first in virtual time. No stream is ever parked.
 
 use super::{
-    ExecutionOrder,
-    event::Progress,
+    Core, Engine, ExecutionOrder, HostCall, Key, Op, Progress, Stream, Time, Work,
     grace::GraceTimer,
-    op::{Engine, Op, Work},
-    sched::Core,
-    slab::Key,
-    stream::{State, Stream},
-    timing::{Cost, HostCall, Time},
+    stream::State,
+    timing::Cost,
     trace::{Step, Trace, What},
 };
 use crate::driver::KernelArg;

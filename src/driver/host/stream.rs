@@ -5,7 +5,7 @@
 //!
 //! A graph is a list of operations that a capturing stream has recorded; a launch appends copies of them to a stream.
 
-use super::{fault, op::Op, sched::Core, slab::Key, timing::Time};
+use super::{Core, Key, Op, Time, fault};
 use crate::driver::{DriverResult, Fault};
 use parking_lot::Condvar;
 use std::{collections::VecDeque, sync::Arc};

@@ -1,13 +1,6 @@
 //! Waiting: how the scheduler parks and unparks streams, and how a lost device ends all waits for it.
 
-use super::{
-    event::{Progress, Record},
-    exec::Flag,
-    fault,
-    sched::{Core, Start},
-    slab::Key,
-    stream::{State, Waiter, Who},
-};
+use super::{Core, Key, Progress, Record, Waiter, Who, exec::Flag, fault, sched::Start, stream::State};
 use crate::driver::{Address, DriverResult, Fault};
 use std::mem;
 

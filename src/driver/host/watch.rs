@@ -5,7 +5,7 @@
 //! kernel gets private copies of its `&[T]` slices (each up to [`LIMIT`]), which are compared with the originals
 //! afterwards: the memory stays intact, and the report names kernel and argument.
 
-use super::block::Block;
+use super::Block;
 use crate::{
     driver::{HostArg, KernelArg},
     error::{

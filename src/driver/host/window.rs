@@ -1,10 +1,6 @@
 //! Virtual memory of one device: windows of reserved addresses, and the mappings in them.
 
-use super::{
-    block::Block,
-    fault,
-    pages::{GRANULARITY, Pages},
-};
+use super::{Block, Pages, fault, pages::GRANULARITY};
 use crate::driver::{Address, DriverResult, Fault};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 

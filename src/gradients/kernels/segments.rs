@@ -9,7 +9,7 @@ use crate::{
     driver::{Address, HostArg, KernelArg, Launch},
     error::Result,
     gradients::element::private::Named,
-    memory::{DeviceCopy, DeviceView, block::BlockRef, hazard::Access},
+    memory::{Access, BlockRef, DeviceCopy, DeviceView},
 };
 use std::ops::Range;
 

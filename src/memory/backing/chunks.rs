@@ -3,7 +3,7 @@
 use super::{Backing, ChunkKind, FreeAround, Mapping, Mappings, Moved, Region};
 use crate::{
     driver::{Address, DriverResult, FaultKind, fault},
-    memory::handle::DeviceHandle,
+    memory::DeviceHandle,
 };
 use smallvec::smallvec;
 use std::{ops::Range, sync::Arc};

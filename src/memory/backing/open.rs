@@ -3,7 +3,7 @@
 use super::{
     Backing, BackingChoice, ProbeContext, chunks::Chunks, region::ChunkKind, verify::verify_backing, vmm::Vmm,
 };
-use crate::{driver::FaultKind, error::Result, memory::handle::DeviceHandle};
+use crate::{driver::FaultKind, error::Result, memory::DeviceHandle};
 use std::sync::Arc;
 
 pub(crate) fn open(

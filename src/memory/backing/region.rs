@@ -5,7 +5,7 @@
 use crate::{
     contain::Contained,
     driver::{Address, DriverResult, FaultKind, fault::invalid, observe::Token},
-    memory::handle::DeviceHandle,
+    memory::DeviceHandle,
 };
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;

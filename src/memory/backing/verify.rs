@@ -7,7 +7,7 @@
 use super::{Backing, ProbeContext, vmm::Vmm};
 use crate::{
     driver::{Address, DriverRef, DriverResult, FaultKind, RawStream, fault, host},
-    memory::handle::DeviceHandle,
+    memory::DeviceHandle,
     stall::StallTimer,
 };
 use std::{slice, time::Duration};

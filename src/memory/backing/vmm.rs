@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     driver::{Address, DriverResult, FaultKind, fault},
-    memory::handle::DeviceHandle,
+    memory::DeviceHandle,
 };
 use std::{ops::Range, sync::Arc};
 

@@ -26,7 +26,7 @@ use crate::{
         Result,
         misuse::{Allocation, Kind, Operation, Report},
     },
-    memory::{block::Block, handle::DeviceHandle, stream::StreamCore},
+    memory::{Block, DeviceHandle, StreamCore},
 };
 use slots::Slots;
 use std::{

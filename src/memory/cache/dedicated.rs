@@ -7,11 +7,7 @@ use super::Cache;
 use crate::{
     driver::Address,
     error::Result,
-    memory::{
-        backing::{ChunkKind, Region},
-        block::{Block, BlockRef, Origin},
-        hazard::History,
-    },
+    memory::{Block, BlockRef, History, Origin, Region, backing::ChunkKind},
 };
 use std::sync::Arc;
 

@@ -7,13 +7,12 @@
 
 use super::{ATTEMPTS, Cache, GRAIN, Request};
 use crate::{
-    driver::{Address, FaultKind, observe::FailPoint},
+    driver::{Address, FailPoint, FaultKind},
     error::{Error, Result, op_site::OpSite},
     memory::{
-        LeakReport,
+        History, LeakReport, Origin,
         backing::{ChunkKind, Mapping},
-        block::{Origin, release_bytes},
-        hazard::History,
+        block::release_bytes,
     },
 };
 use std::{ops::Range, time::Duration};

@@ -22,18 +22,14 @@ mod settings;
 mod small;
 
 use super::{
-    backing::{self, Backing, ChunkKind, ProbeContext, Region},
-    block::{Block, BlockRef, Origin, Owner},
-    handle::DeviceHandle,
-    hazard::History,
+    Block, BlockRef, DeviceHandle, History, Origin, ProbeContext, Region, StreamCore,
+    backing::{self, Backing, ChunkKind},
+    block::Owner,
     heap::{Heap, Taken},
     insight::ledger::{self, Ledger},
     stats::MemoryStats,
 };
-use crate::{
-    error::{Error, Result, op_site::OpSite},
-    memory::stream::StreamCore,
-};
+use crate::error::{Error, Result, op_site::OpSite};
 use audit::Audit;
 use classes::{ALIGN, SMALL};
 use dedicated::DedicatedChunks;

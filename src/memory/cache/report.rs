@@ -7,8 +7,7 @@ use crate::{
     driver::Address,
     error::{Error, op_site::OpSite as Called},
     memory::{
-        MemorySnapshot, MemoryStats, OutOfMemoryReport,
-        hazard::History,
+        History, MemorySnapshot, MemoryStats, OutOfMemoryReport,
         insight::{
             leak::Leak,
             out_of_memory::PendingOnStream,

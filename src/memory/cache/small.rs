@@ -5,17 +5,12 @@
 //! are the likeliest to be over (DALI's `async_pool`).
 
 use super::{
-    super::{
-        block::{Block, Origin},
-        hazard::{History, Tenants},
-        heap::{Payload, Piece},
-    },
     GRAIN,
     classes::{self, CLASSES},
 };
 use crate::{
     driver::Address,
-    memory::{backing::Region, stream::StreamCore},
+    memory::{Block, History, Origin, Payload, Region, StreamCore, hazard::Tenants, heap::Piece},
 };
 use smallvec::SmallVec;
 use std::{collections::VecDeque, sync::Arc};

@@ -7,7 +7,7 @@ use super::{Access, Lending, MERGE_ABOVE, OPEN, Reservation, Use, Uses};
 use crate::{
     driver::observe::Token,
     error::Result,
-    memory::{heap::Payload, stream::StreamCore},
+    memory::{Payload, StreamCore},
 };
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc, time::Duration};

@@ -10,7 +10,7 @@
 use super::{Access, Hazards, History, Reservation};
 use crate::{
     error::{Result, op_site::OpSite},
-    memory::{block::BlockRef, stream::StreamCore, turn::Turns},
+    memory::{BlockRef, StreamCore, Turns},
 };
 use std::{marker::PhantomData, mem, ops::Range};
 

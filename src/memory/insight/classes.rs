@@ -1,9 +1,7 @@
 //! [`MemoryClasses`]: the small blocks of a snapshot, counted by size class.
 
-use super::{
-    snapshot::{BlockInfo, BlockState},
-    units::Bytes,
-};
+use super::snapshot::{BlockInfo, BlockState};
+use crate::memory::Bytes;
 use std::collections::BTreeMap;
 
 /// The number of blocks of each size class, from [`MemorySnapshot::classes`](crate::memory::MemorySnapshot::classes).

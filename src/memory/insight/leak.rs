@@ -3,8 +3,9 @@
 use super::{
     HOW_TO_RECORD,
     site::{CallSite, Name},
-    units::{Bytes, count},
+    units::count,
 };
+use crate::memory::Bytes;
 use std::fmt;
 
 /// Live buffers of one call site on one device.

@@ -1,21 +1,16 @@
 //! The pool's page-locked memory: one cache per NUMA node, behind a lock, because its use is rare. Invariant: a block
 //! that is handed out is not used by any operation any more.
 
-use super::{
-    super::{
-        backing::ChunkKind,
-        backing::ProbeContext,
-        block::BlockRef,
-        cache::{ATTEMPTS, Cache, OnOutOfMemory, Request, Settings, audit},
-        fits_blocks,
-        hazard::Access,
-        numa::Nodes,
-    },
-    DeviceCopy, PinnedBuffer,
-};
+use super::{DeviceCopy, PinnedBuffer};
 use crate::{
     error::{Error, Result, op_site::OpSite},
-    memory::handle::DeviceHandle,
+    memory::{
+        Access, BlockRef, Cache, DeviceHandle, OnOutOfMemory, ProbeContext, Request,
+        backing::ChunkKind,
+        cache::{ATTEMPTS, Settings, audit},
+        fits_blocks,
+        numa::Nodes,
+    },
 };
 use parking_lot::Mutex;
 use std::{marker::PhantomData, sync::Arc};

@@ -12,7 +12,7 @@ use super::StreamCore;
 use crate::{
     driver::{RawEvent, host},
     error::Result,
-    memory::handle::DeviceHandle,
+    memory::DeviceHandle,
 };
 use parking_lot::Mutex;
 use std::{collections::VecDeque, sync::Arc};

@@ -10,7 +10,7 @@ use crate::{
         RawEvent,
         host::{self, Standing},
     },
-    memory::handle::DeviceHandle,
+    memory::DeviceHandle,
     sync::{Sequence, load_word},
 };
 use parking_lot::Mutex;

@@ -7,7 +7,7 @@
 //! Invariant: a word outlives its stream, and its value only grows. The next stream counts from the previous one's last
 //! value, and gets the word only when that value has arrived.
 
-use crate::{driver::Address, memory::handle::DeviceHandle};
+use crate::{driver::Address, memory::DeviceHandle};
 use parking_lot::Mutex;
 
 /// Bytes between two words. Each has a cache line, since different streams write them and different threads read them.

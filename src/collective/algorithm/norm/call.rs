@@ -5,16 +5,12 @@
 use super::{NormCall, NormKernel, NormMemory, Rows, threads_of_row};
 use crate::{
     Device, DeviceBuffer, Element, Group,
-    collective::{kernels::Part, ops::sum},
+    collective::{Part, ops::sum},
     driver::RawFunction,
     error::{Error, Result, op_site::OpSite},
-    fabric::{
-        call::{Call, ThenNorm},
-        descriptor::Area,
-        types::DType,
-    },
+    fabric::{Area, Call, DType, ThenNorm},
     kernel::{builtin::Float, real::Real},
-    memory::{AsView, AsViewMut, DeviceCopy, DeviceView, DeviceViewMut, hazard::Access},
+    memory::{Access, AsView, AsViewMut, DeviceCopy, DeviceView, DeviceViewMut},
     ops::{rows_of, same_len},
 };
 

@@ -1,12 +1,7 @@
 //! How an all-reduce around a ring is cut: one chunk for each rank, and pieces of a chunk for the slots of the kernels'
 //! scratch. Invariant: all members cut alike, since they know the smallest scratch of any member.
 
-use crate::fabric::{
-    layout::RING_BLOCKS,
-    limits::Limits,
-    plan::slice,
-    tiling::{self, GRAIN, Tiling},
-};
+use crate::fabric::{GRAIN, Limits, Tiling, layout::RING_BLOCKS, plan::slice, tiling};
 use std::ops::Range;
 
 /// Chunk `k` of `n` of a buffer, in elements of `size` bytes. Each begins at a multiple of [`GRAIN`], so that kernels

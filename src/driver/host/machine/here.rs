@@ -10,13 +10,7 @@
 use super::{Machine, Owner, State};
 use crate::driver::{
     DriverResult,
-    host::{
-        exec::Job,
-        op::Op,
-        sched::{Next, Start},
-        slab::Key,
-        stream::State as StreamState,
-    },
+    host::{Job, Key, Next, Op, sched::Start, stream::State as StreamState},
 };
 use parking_lot::MutexGuard;
 use std::{sync::Arc, thread};

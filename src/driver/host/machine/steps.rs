@@ -1,7 +1,7 @@
 //! The worker of a machine whose operations run one at a time.
 
 use super::{LOOKS, Machine, PAUSE, POLL, Start, State, StreamState};
-use crate::driver::host::{exec::Job, slab::Key};
+use crate::driver::host::{Job, Key};
 use parking_lot::MutexGuard;
 use std::{thread, time::Instant};
 

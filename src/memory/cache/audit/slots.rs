@@ -5,7 +5,7 @@ use super::{Found, POISON, ZONE, buffer, look, zone};
 use crate::{
     driver::DriverRef,
     error::{Result, misuse::Allocation},
-    memory::{block::Block, handle::DeviceHandle, hazard::Access, stream::StreamCore},
+    memory::{Access, Block, DeviceHandle, StreamCore},
 };
 use std::{ops::Range, slice, sync::Arc, time::Duration};
 
