@@ -17,6 +17,8 @@
 # for each GPU, the peer starts `torch.distributed.run` itself. `PART=ops/ benches/run-gpu.sh parallel` runs the cases
 # whose name contains `ops/`, and adds them to the file.
 #
+# `decode` is no default: 150 s on 2 GPUs. Its peer is python3's torch with NCCL, which it starts itself.
+#
 # `cluster` is no default: two processes with a GPU each, with libnccl.so.2 on LD_LIBRARY_PATH; training steps against
 # DDP, if python3 has torch. `PART=sockets MOST=$((64 << 20))` runs some of it.
 #
@@ -67,6 +69,7 @@ limit() {
     memory) echo 180 ;;
     collectives) echo 480 ;;
     cluster) echo 420 ;;
+    decode) echo 170 ;;
     overlap) echo 300 ;;
     parallel) echo 300 ;;
     *) echo 50 ;;

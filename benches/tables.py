@@ -136,6 +136,11 @@ TARGETS = {
          r"gpu/candle_step/2/8192", "candle"),
         ("a tensor of candle as a buffer, and its drop", "<= 1 us", r"gpu/candle_adopt/2", None),
     ],
+    "decode": [
+        ("words of a Llama-shaped model on two GPUs: rate here / torch's, worst", ">= 1",
+         r"gpu/decode/2/\d+/tokens_per_s", "torch"),
+        ("from the start to the first word: time of torch / here", ">= 3", r"gpu/decode/2/first_token_ms", "torch"),
+    ],
     "candle_decode": [
         ("words of a Llama-shaped model: rate here / candle's", ">= 1.15", r"gpu/candle_decode/2/tokens_per_s",
          "candle"),
@@ -474,7 +479,7 @@ def targets_behind():
 
 
 # With peers that are no part of this crate.
-COMPARED = "scope collectives copy launch memory ring data_parallel build overlap parallel cluster".split()
+COMPARED = "scope collectives copy launch memory ring data_parallel build overlap parallel cluster decode".split()
 
 
 def cases_behind():

@@ -92,7 +92,7 @@ impl Torch {
 }
 
 /// How many GPUs python3's torch sees; 0 without torch. The import takes seconds, so it is done once.
-fn torch_gpus() -> usize {
+pub fn torch_gpus() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
     *COUNT.get_or_init(|| {
         let look = "import torch, torch.distributed; print(torch.cuda.device_count())";

@@ -67,6 +67,8 @@ pub const MICROSECONDS: Unit = Unit { name: "us", higher_is_better: false };
 pub const MILLISECONDS: Unit = Unit { name: "ms", higher_is_better: false };
 /// Millions of operations per second.
 pub const MOPS: Unit = Unit { name: "Mop/s", higher_is_better: true };
+/// Words that a model writes in a second.
+pub const TOKENS: Unit = Unit { name: "tokens/s", higher_is_better: true };
 /// Calls, waits, failures: the fewer, the better.
 pub const COUNT: Unit = Unit { name: "times", higher_is_better: false };
 /// Bytes that are held for each byte that is needed.

@@ -487,6 +487,113 @@ static void tests() {
     tree(16, {0xd5d344a9, 0x0bfff688, 0x7a924a15, 0xcf1daf9f, 0x8bc9e77f, 0xf584af00, 0xcc7199ce, 0x56ecb32b});
     tree(1024, {0xc5c98643, 0x5ffe0b71, 0xedcd76b0, 0xdbdae91d, 0x722865a5, 0xbe9523a6, 0x22ab1f7d, 0xbc056b30});
 }
+
+#elif defined FAMILY_decode
+// `rows` sequences at place `at`, whose groups of `shared` heads have room for `longest` places.
+template <class T, class Kernel> static void attends(Kernel kernel, u32 at, u32 shared, u32 longest) {
+    const u32 groups = 2, rows = 2, all = groups * (shared + 2) * DIM, room = longest * DIM, half = DIM / 2;
+    Array<T> qkv(rows * all, 0), keys(rows * groups * room, 0), values(rows * groups * room, 0);
+    Array<T> mixed(rows * groups * shared * DIM, 0);
+    Array<f32> angles((at + 1) * DIM, 0);
+    Array<u32> place(1, 0);
+    place.at[0] = at;
+    // Large ones give one place the whole share.
+    const double large = at == 1 ? 400 : 2;
+    qkv.draw(-large, large), keys.draw(-1, 1), values.draw(-1, 1), angles.draw(-1, 1);
+    // What is behind the place must not count.
+    for (u64 i = 0; i < keys.n; i++)
+        if (i % room >= (at + 1) * DIM) keys.at[i] = values.at[i] = narrow<T>(100.0f);
+    const auto old = keys.copy();
+    launch_together({groups, rows}, {THREADS}, [&] {
+        kernel(qkv.at, angles.at, place.at, keys.at, values.at, mixed.at, shared, longest);
+    });
+    const auto turned = [&](const T* x, u32 j) {
+        const double cos = angles.at[at * DIM + j % half], sin = angles.at[at * DIM + half + j % half];
+        const double a = wide(x[j % half]), b = wide(x[half + j % half]);
+        return j < half ? a * cos - b * sin : b * cos + a * sin;
+    };
+    for (u32 i = 0; i < rows * groups * shared; i++) {
+        const u32 row = i / shared / groups, own = i / shared % groups;
+        const T* from = qkv.at + row * all;
+        const T *k = keys.at + (row * groups + own) * room, *v = values.at + (row * groups + own) * room;
+        for (u32 j = 0; j < DIM; j++) {
+            const T* key = from + (groups * shared + own) * DIM;
+            require(close_to(k[at * DIM + j], turned(key, j), 4 * large), "key", at, own, j);
+            require(same(v[at * DIM + j], from[(groups * (shared + 1) + own) * DIM + j]), "value", at, own, j);
+            for (u32 p = 0; p < longest; p++)
+                if (p != at) require(same(k[p * DIM + j], old[k - keys.at + p * DIM + j]), "cache", at, p, j);
+        }
+        std::vector<double> shares(at + 1);
+        double sum = 0;
+        for (u32 p = 0; p <= at; p++) {
+            double dot = 0;
+            for (u32 j = 0; j < DIM; j++) {
+                dot += turned(from + (own * shared + i % shared) * DIM, j) * (double)wide(k[p * DIM + j]);
+            }
+            shares[p] = dot / std::sqrt((double)DIM);
+        }
+        const double most = *std::max_element(shares.begin(), shares.end());
+        for (double& share : shares) sum += share = std::exp(share - most);
+        for (u32 j = 0; j < DIM; j++) {
+            double want = 0;
+            for (u32 p = 0; p <= at; p++) want += shares[p] / sum * (double)wide(v[p * DIM + j]);
+            require(close_to(mixed.at[i * DIM + j], want, 200), "mixed", at, i, j);
+        }
+    }
+}
+template <class T, class Fill, class Next, class Attend, class Swiglu, class Best>
+static void decodes(Fill fill, Next next, Attend attend, Swiglu swiglu, Best best) {
+    for (auto [at, shared, longest] : {std::array{0u, 1u, 1u}, {1, 4, 2}, {63, 3, 65}, {64, 4, 80}, {512, 2, 514},
+                                       {LONGEST - 1, 1, LONGEST}})
+        attends<T>(attend, at, shared, longest);
+    // Rows 3.. and columns 5..75 of a matrix of 100 columns.
+    Array<T> w(5000, 0);
+    launch(3, 64, [&] { fill(w.at, 7, 5000, 70, 3, 5, 100, 0.25f); });
+    for (u32 i = 0; i < 5000; i++) {
+        u32 x = (3 + i / 70) * 100 + 5 + i % 70 + 7 * 0x9e3779b9u;
+        x = (x ^ x >> 16) * 0x7feb352du, x = (x ^ x >> 15) * 0x846ca68bu, x ^= x >> 16;
+        require(close_to(w.at[i], (double)(int)x * 0x1p-33, 4), "weights", 5000, 0, i);
+    }
+    const u32 rows = 3, inner = 515, width = 48;
+    Array<T> gates(rows * 2 * inner, 0), y(rows * inner, 0);
+    gates.draw(-3, 3);
+    launch_together({2, rows}, {256}, [&] { swiglu(gates.at, y.at, inner); });
+    for (u32 i = 0; i < rows * inner; i++) {
+        const double x = wide(gates.at[i / inner * 2 * inner + i % inner]);
+        const double up = wide(gates.at[(i / inner * 2 + 1) * inner + i % inner]);
+        require(close_to(y.at[i], x / (1 + std::exp(-x)) * up, 64), "swiglu", inner, 0, i);
+    }
+    for (u32 words : {1, 33, 509, 9000}) for (double most : {2.0, -1.0}) {
+        if (words > 1000 && most < 0) continue;
+        const u32 first = 1000;
+        Array<T> logits(rows * words, 0), table((first + words) * width, 0), x(rows * width, 0);
+        Array<u64> found(rows * PARTS, 0);
+        Array<u32> place(1, 0), all(6 * rows, 0);
+        // Many values are the same.
+        for (u64 i = 0; i < logits.n; i++) logits.at[i] = narrow<T>((f32)(most - (int)(i * 7919 % 13) / 4.0));
+        table.draw(-1, 1);
+        for (u64 i = 0; i < all.n; i++) all.at[i] = i % 5;
+        place.at[0] = 3;
+        launch_together({PARTS, rows}, {BEST_THREADS}, [&] { best(logits.at, found.at, place.at, words, first); });
+        require(place.at[0] == 4, "place", words, 0, 0);
+        for (u32 given : {5u, 4u}) {
+            launch_together({rows}, {32}, [&] { next(found.at, table.at, all.at, place.at, x.at, given, width); });
+            for (u32 row = 0; row < rows; row++) {
+                u32 want = 0;
+                for (u32 i = 0; i < words; i++)
+                    if (wide(logits.at[row * words + i]) > wide(logits.at[row * words + want])) want = i;
+                want = given == 5 ? (4 * rows + row) % 5 : first + want;
+                require(all.at[4 * rows + row] == want, "word", words, given, row);
+                for (u32 j = 0; j < width; j++)
+                    require(same(x.at[row * width + j], table.at[want * width + j]), "vector", words, given, j);
+            }
+        }
+    }
+}
+static void tests() {
+    decodes<f32>(weights_f32, next_word_f32, attend_f32, swiglu_f32, best_word_f32);
+    decodes<bf16>(weights_bf16, next_word_bf16, attend_bf16, swiglu_bf16, best_word_bf16);
+}
 #endif
 
 int main() {

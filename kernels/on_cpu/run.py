@@ -23,12 +23,13 @@ from concurrent.futures import ThreadPoolExecutor
 HERE = pathlib.Path(__file__).resolve().parent
 KERNELS = HERE.parent
 ROOT = KERNELS.parent
-FOLDERS = [KERNELS, ROOT / "crates" / "train" / "kernels", ROOT / "examples" / "prove"]
+FOLDERS = [KERNELS, *(ROOT / folder for folder in ("crates/train/kernels", "examples/prove", "examples/decode"))]
 TARGET = ROOT / "target" / "kernels-on-cpu"
 # Those that meet. Their sanitizers know no fibers.
 MEETING = {"inbox": "check.cpp", "norm_inbox": "norm.cpp", "norm_pull": "norm.cpp", "sharded": "sharded.cpp"}
 # Those that take longest to compile first.
 FAMILIES = ["random", "pointwise", *MEETING, "columns", "order", "number", "elementwise", "embedding", "prove"]
+FAMILIES += ["decode"]
 FLAGS = "-std=c++20 -O1 -ffp-contract=off -w -pthread -fsanitize=address,undefined -fno-sanitize-recover=all".split()
 FLAGS += ["-U_FORTIFY_SOURCE"]  # It takes a longjmp to another stack for a mistake.
 FLAGS_OF_MEETING = [flag for flag in FLAGS if "address" not in flag] + ["-fsanitize=undefined"]
@@ -82,6 +83,17 @@ MUTANTS = [
     ("prove", "row * (column % done)", "row * column"),
     ("prove", "column >= columns", "false"),
     ("prove", "i < width && block * width + i < count", "i < width"),
+    # The key without the others; a place too far or too few; another one's head; a word that is later; parts too short.
+    ("decode", "k[at * DIM + j] = narrow<T>(a), k[at * DIM + half + j] = narrow<T>(b);", ";"),
+    ("decode", "at + 1", "at"),
+    ("decode", "at + 1", "at + 2"),
+    ("decode", "heads + groups + own", "heads + own"),
+    ("decode", "expf(score[h][p] - most)", "expf(score[h][p])"),
+    ("decode", "bits >> 31 ? ~bits : bits | 0x80000000u", "bits | 0x80000000u"),
+    ("decode", "~word", "word"),
+    ("decode", "(words + PARTS - 1) / PARTS", "words / PARTS"),
+    ("decode", "begin + each < words ? begin + each : words", "begin + each"),
+    ("decode", "place[0] < given", "place[0] <= given"),
     # What is taken is not removed.
     ("inbox", "wipe<T>(at(k));", ""),
     ("inbox", "wipe<T>(in + u * step);", ""),
