@@ -176,8 +176,10 @@ class Sequences:
         if self.dist is not None:
             # Words are whole numbers below 2^24, which f32 holds.
             own = torch.stack((most.float(), word.float()))
-            all_of_them = torch.empty(self.dist.get_world_size(), 2, self.batch, device="cuda")
+            count = self.dist.get_world_size()
+            all_of_them = torch.empty(count * 2, self.batch, device="cuda")
             self.dist.all_gather_into_tensor(all_of_them, own)
+            all_of_them = all_of_them.view(count, 2, self.batch)
             best = all_of_them[:, 0].argmax(0, keepdim=True)
             word = all_of_them[:, 1].gather(0, best)[0].long()
         place.add_(1)
