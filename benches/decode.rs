@@ -128,8 +128,8 @@ fn rates<T: Number>(bench: &mut Bench, config: &Config, devices: usize, start: I
         Decoder::<T>::new(dev, model, &config.prompts(1, PROMPT), LONGEST).map(Some)
     });
     let decoders = RefCell::new(made.expect("the model fits the devices"));
-    // The first compilation is the longest.
-    let mut compiling = Duration::from_secs(15);
+    // The first compilation is the longest. A quick run has no time for any.
+    let mut compiling = Duration::from_secs(bench.size(15, 1000) as u64);
     bench.set_turns(1, if software { 1 } else { bench.size(7, 3) });
     for (batch, case) in cases {
         let prompts = config.prompts(batch, PROMPT);
