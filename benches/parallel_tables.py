@@ -6,6 +6,7 @@ KERNEL = re.compile(r"gpu/ops/(\w+)/(f32|bf16)/(\d+)")
 PARTS = {
     "pipeline": r"(gpu|software)/(pipeline|hop)/.*",
     "data_parallel": r"gpu/(data_parallel|step_sharded|step_sharded_graph)/.*",
+    "tensor": r"gpu/tensor/.*",
     "tasks": r"(gpu|software)/task/.*|gpu/products/.*",
 }
 
@@ -29,6 +30,9 @@ TARGETS = [
      r"gpu/step_sharded_graph/bf16/([2-9]|\d\d)/8192", "DDP in a graph"),
     ("the same, sharded AdamW, bf16: ZeroRedundancyOptimizer's / here", ">= 1.2",
      r"gpu/step_sharded/bf16/([2-9]|\d\d)/8192", "ZeroRedundancyOptimizer"),
+    ("`RowLinear`, 8192 rows, 4096 columns of each GPU: torch's with NCCL / here", ">= 1.25",
+     r"gpu/tensor/row_forward/8192x8192x4096", "torch, NCCL"),
+    ("tensor parallel, all calls and sizes: the best of torch / here, worst", ">= 1", r"gpu/tensor/.*", "torch"),
     ("50 products on each of two GPUs", "<= 135 ms", r"gpu/products/\w+/two", None),
     ("50 products on one GPU, results to page-locked memory", "<= 140 ms", r"gpu/products/\w+/copy_one", None),
 ]

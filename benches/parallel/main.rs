@@ -7,10 +7,11 @@
 //! * `.../data_parallel/<devices>/<rows>`, `.../step_sharded/..`, `.../step_sharded_graph/..`: microseconds of a
 //!   training step, see `data_parallel`
 //! * `.../products/..`: 50 products of matrices, see `products`
+//! * `.../tensor/..`, `.../tensor_blocks/..`: microseconds of a product and its exchange, see `tensor`
 //!
 //! `cargo bench --bench parallel -- ops/` runs one part; the others are `/task/`, `hop/`, `pipeline/`,
-//! `data_parallel/`, `step_sharded` and `products/`. All of them are planned to take less than 4 minutes on 2 H200s,
-//! more than half of it for `ops/`.
+//! `data_parallel/`, `step_sharded`, `products/`, `tensor/` and `tensor_blocks/`. All of them are planned to take less
+//! than 6 minutes on 2 H200s, half of it for `ops/`.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -22,6 +23,7 @@ mod pipeline;
 mod products;
 mod stack;
 mod task;
+mod tensor;
 
 use machine::Machine;
 use support::Bench;
@@ -34,5 +36,6 @@ fn main() {
     pipeline::run(&mut bench, &machine);
     data_parallel::run(&mut bench, &machine);
     products::run(&mut bench, &machine);
+    tensor::run(&mut bench, &machine);
     bench.finish();
 }

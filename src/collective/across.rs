@@ -188,7 +188,7 @@ impl<'d> Group<'d> {
                 let _here = OpSite { op: request.call.op, site: request.call.site }.enter();
                 door.start(self, request, overlapped)
             }
-            None if overlapped => self.run_overlapped(&request).map(|()| None),
+            None if overlapped => self.beside(self.dev).run(request).map(|()| None),
             None => self.run(request).map(|()| None),
         }
     }

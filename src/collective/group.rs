@@ -25,6 +25,8 @@ pub struct Group<'d> {
     pub(super) membership: Rc<Membership>,
     pub(super) rank: usize,
     pub(super) across: Option<Rc<Across>>,
+    /// Its collectives overlap with other work of the devices, to which they leave most of the multiprocessors.
+    pub(super) overlaps: bool,
 }
 
 crate::sync::device_thread_only! { ['d] Group<'d> }
@@ -56,7 +58,8 @@ impl Device {
         let Some(rank) = ranks.iter().position(|&rank| rank == me) else {
             return Err(Error::invalid("group", format_args!("rank {me}, which asks, is not in {ranks:?}")));
         };
-        Ok(Group { dev: self, membership: meeting::membership(self, ranks), rank, across: None })
+        let membership = meeting::membership(self, ranks);
+        Ok(Group { dev: self, membership, rank, across: None, overlaps: false })
     }
 
     /// The group of these ordinals, ranked in this order, this device among them; none unless all are in the gang.
@@ -65,12 +68,13 @@ impl Device {
         let rank_of = |ordinal: &usize| members.iter().position(|member| member == ordinal);
         let ranks: SmallVec<[usize; 8]> = ordinals.iter().map(rank_of).collect::<Option<_>>()?;
         let rank = ranks.iter().position(|&rank| rank == self.rank())?;
-        Some(Group { dev: self, membership: meeting::membership(self, &ranks), rank, across: None })
+        let membership = meeting::membership(self, &ranks);
+        Some(Group { dev: self, membership, rank, across: None, overlaps: false })
     }
 
     pub(crate) fn everyone(&self) -> Group<'_> {
         let membership = meeting::everyone(self);
-        Group { dev: self, membership, rank: self.rank(), across: None }
+        Group { dev: self, membership, rank: self.rank(), across: None, overlaps: false }
     }
 }
 
@@ -139,26 +143,13 @@ impl Group<'_> {
             let own = given.is_none() || request.norm.is_some();
             debug_assert!(own, "each step there has an algorithm of its own");
             let _here = OpSite { op: request.call.op, site: request.call.site }.enter();
-            return door.run(self, &request, false);
+            return door.run(self, &request, self.overlaps);
         }
         let meeting = self.meeting();
         match &self.dev.recording {
             Some(recording) => replay::capture(meeting, recording, request, given),
+            None if self.overlaps => execute(meeting, &request, &meeting.limits().overlapping(), given),
             None => execute(meeting, &request, meeting.limits(), given),
-        }
-    }
-
-    #[track_caller]
-    pub(crate) fn run_overlapped(&self, request: &Request) -> Result<()> {
-        match self.door() {
-            Some(door) => {
-                let _here = OpSite { op: request.call.op, site: request.call.site }.enter();
-                door.run(self, request, true)
-            }
-            None => {
-                let meeting = self.meeting();
-                execute(meeting, request, &meeting.limits().overlapping(), None)
-            }
         }
     }
 

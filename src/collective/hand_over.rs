@@ -76,7 +76,12 @@ collectives! {
 
 impl Group<'_> {
     pub(crate) fn on<'v>(&self, via: &'v Device) -> Group<'v> {
-        Group { dev: via, membership: self.membership.clone(), rank: self.rank, across: self.across.clone() }
+        let (membership, across) = (self.membership.clone(), self.across.clone());
+        Group { dev: via, membership, rank: self.rank, across, overlaps: self.overlaps }
+    }
+
+    pub(crate) fn beside<'v>(&self, via: &'v Device) -> Group<'v> {
+        Group { overlaps: true, ..self.on(via) }
     }
 
     pub(crate) fn give_transfer<T: Transfer>(&self, call: LastCall, label: Label, value: T, to: usize) -> Result<()> {

@@ -88,10 +88,10 @@ impl Device {
         let ranks: SmallVec<[usize; 8]> = here.filter_map(rank_here).collect();
         let local = meeting::membership(self, &ranks);
         if ranks.len() == places.len() {
-            return Ok(Group { dev: self, membership: local, rank, across: None });
+            return Ok(Group { dev: self, membership: local, rank, across: None, overlaps: false });
         }
         let across = self.session.groups.look_up_across(places, || across(places, rank, local.clone()));
-        Ok(Group { dev: self, membership: local, rank, across: Some(across) })
+        Ok(Group { dev: self, membership: local, rank, across: Some(across), overlaps: false })
     }
 
     #[track_caller]
@@ -152,10 +152,11 @@ impl<'d> Group<'d> {
     }
 
     pub(crate) fn here(&self) -> Group<'d> {
-        match &self.across {
-            None => Group { dev: self.dev, membership: self.membership.clone(), rank: self.rank, across: None },
-            Some(across) => Group { dev: self.dev, membership: across.local.clone(), rank: across.here, across: None },
-        }
+        let (membership, rank) = match &self.across {
+            None => (&self.membership, self.rank),
+            Some(across) => (&across.local, across.here),
+        };
+        Group { dev: self.dev, membership: membership.clone(), rank, across: None, overlaps: false }
     }
 
     pub(crate) fn spans_processes(&self) -> bool {

@@ -209,7 +209,7 @@ internals! {
         /// Carries a collective out, or captures it. Asynchronous on the current stream.
         fn run[](self: &Self, request: Request) -> Result<()>;
         /// Carries a collective out that leaves most of the device to other work. Not for captures.
-        fn run_overlapped[](self: &Self, request: &Request) -> Result<()>;
+        fn beside['v](self: &Self, via: &'v Device) -> Group<'v>;
         /// Returns what each member tells, by rank.
         fn meet[](self: &Self, call: &Call, payload: Payload) -> Result<SmallVec<[Arc<Descriptor>; 8]>> =
             self.meeting().meet(call.clone(), payload, false);

@@ -154,6 +154,8 @@ internals! {
         fn agree[](self: &Self, origin: Origin, op: &'static str, site: Site, text: &str) -> Result<()>;
         /// This group, for a token of the same device with another stream.
         fn on['v](self: &Self, via: &'v Device) -> Group<'v>;
+        /// The same, whose collectives leave most of the multiprocessors to other work.
+        fn beside['v](self: &Self, via: &'v Device) -> Group<'v>;
         /// Identifies something that all members make.
         fn new_exchange[](self: &Self) -> Origin;
         /// Whether kernels of the crates above can wait for each other on the devices, and the builder asked for no

@@ -39,8 +39,9 @@ impl Streams {
     /// A free stream, if one is idle or if there are many; else a new one.
     pub(super) fn take(&self, handle: &Arc<DeviceHandle>, priority: i32) -> Result<PooledStream> {
         let mut streams = self.all.borrow_mut();
-        // If operations run one at a time, nothing may depend on which streams happen to be idle.
-        let any = handle.stepped || streams.len() >= MANY_STREAMS;
+        // If operations run one at a time, nothing may depend on which streams happen to be idle. What goes first, the
+        // collectives beside other work, is in order anyway.
+        let any = handle.stepped || priority < 0 || streams.len() >= MANY_STREAMS;
         let is_idle = |core: &StreamCore| core.is_over(core.submitted());
         let spare = |pooled: &&PooledStream| {
             !pooled.core.adopted

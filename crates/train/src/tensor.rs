@@ -96,17 +96,19 @@ fn row_counts(op: &'static str, group: &Group<'_>, rows: usize, cols: usize) -> 
     Ok(((0..group.count()).map(|rank| balanced(rank, group.count(), rows).len() * cols).collect(), len))
 }
 
-/// On a stream of its own, which goes first. A capture has one stream, and an unordered token has no library that
-/// orders the streams: there the collective runs on the current one.
-fn overlapped<R>(group: &Group<'_>, collective: impl FnOnce(&Group<'_>) -> Result<R>) -> Result<R> {
-    let dev = group.device();
-    if group.count() == 1 || dev.captures() || !dev.is_ordered() {
+/// Whether a collective can run beside other work. A capture has one stream, and an unordered token has no library that
+/// orders the streams.
+fn overlaps(group: &Group<'_>) -> bool {
+    group.count() > 1 && !group.device().captures() && group.device().is_ordered()
+}
+
+/// If `beside`, on a stream of its own, which goes first; where that cannot be, on the current one.
+fn overlapped<R>(group: &Group<'_>, beside: bool, collective: impl FnOnce(&Group<'_>) -> Result<R>) -> Result<R> {
+    if !beside || !overlaps(group) {
         return collective(group);
     }
-    let stream = dev.stream_with_priority(-1)?;
-    let side = dev.on(&stream);
-    let on_side = side.group_of(group.ordinals()).expect("its members are in the gang");
-    collective(&on_side)
+    let stream = group.device().stream_with_priority(-1)?;
+    collective(&group.beside(&group.device().on(&stream)))
 }
 
 /// The sum of a gradient over calls, in `f32`, where its own type is narrower: there a sum of equal numbers stops

@@ -24,7 +24,7 @@
 //! rails in the turn of the commit (rules C1 and C3 of `docs/src/design/cluster.md`). Only room remains: a kernel that
 //! waits must not keep the multiprocessors from one that it waits for. So:
 //!
-//! * The steps inside take few blocks (`GroupInternals::run_overlapped`), and the rails run beside them only where the
+//! * The steps inside take few blocks (`GroupInternals::beside`), and the rails run beside them only where the
 //!   device has room for these and for the most blocks of the transport's kernels together
 //!   ([`DeviceTransport::overlaps`]). Else the same calls go to the member's own stream, one after the other.
 //! * Where devices share a GPU, and so its hardware queues, a rail's second call may be in front of another rail's

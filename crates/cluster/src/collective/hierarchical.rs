@@ -111,7 +111,7 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
             rank_order: false,
             norm: None,
         };
-        if self.overlapped.get() { self.here.run_overlapped(&request) } else { self.here.run(request) }
+        if self.overlapped.get() { self.here.beside(&self.dev).run(request) } else { self.here.run(request) }
     }
 
     pub fn scratch(&self, bytes: usize) -> Result<Area> {

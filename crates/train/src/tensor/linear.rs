@@ -3,16 +3,17 @@
 //! Megatron's pair: a [`ColumnLinear`], an operation on each element, a [`RowLinear`]. It takes one all-reduce forward
 //! (g, behind the second layer) and one backward (f, before the first).
 
+mod blocks;
 #[cfg(feature = "checkpoints")]
 mod save;
 
-use super::{Wide, columns, elements, fits, gather_rows, overlapped, part_of, put, scatter_rows};
+use super::{Wide, balanced, columns, elements, fits, overlapped, part_of, put, scatter_rows};
 use crate::runtime::{DeviceInternals, OpSite, Real};
 use crate::{Activation, NormSaved, RowNorm, prelude::*};
 use gpu_pool::{
     AsView, AsViewMut, Device, DeviceBuffer, DeviceView, Element, Group, Matrix, ReduceOp, Result, kernel::Float,
 };
-use std::ops::Range;
+use std::{ops::Range, slice};
 
 /// A device's part of a linear layer `y = x w + b`: weights, and their gradients in the same shapes. The buffers keep
 /// their addresses. An optimizer changes the weights; a step back writes the gradients.
@@ -32,6 +33,9 @@ pub struct LinearPart<T: Float> {
     pub weight_gradient: DeviceBuffer<T>,
     /// The gradient of `bias`.
     pub bias_gradient: DeviceBuffer<T>,
+    /// The weights of blocks of rows whose exchange goes beside a product, the same on all members: `[1]` is one block,
+    /// with its exchange after the product, and `[2, 1, 1]` half of the rows and two quarters. `None`: by size.
+    pub blocks: Option<&'static [u16]>,
     wide: [Wide; 2],
     inputs: usize,
     outputs: usize,
@@ -51,28 +55,33 @@ impl<T: Float + Element> LinearPart<T> {
             bias: dev.upload(bias)?,
             weight_gradient: dev.zeros(weight.len())?,
             bias_gradient: dev.zeros(bias.len())?,
+            blocks: None,
             wide: Default::default(),
             inputs,
             outputs: bias.len(),
         })
     }
 
-    fn product(
-        &self,
-        op: &'static str,
-        dev: &Device,
-        x: &impl AsView<Elem = T>,
-        rows: usize,
-    ) -> Result<DeviceBuffer<T>> {
-        let x = x.view();
-        fits(op, "x", x.len(), (rows, self.inputs))?;
-        let len = elements(op, rows, self.outputs)?;
-        if self.inputs == 0 {
-            return dev.zeros(len);
-        }
-        let mut y = dev.allocate("linear", len)?;
-        let (x, w) = (Matrix::new(&x, rows, self.inputs)?, Matrix::new(&self.weight, self.inputs, self.outputs)?);
-        dev.gemm(T::Acc::of(1.0), x, w, T::Acc::of(0.0), &mut y)?;
+    /// `y = x w`, or `y = x w^T`.
+    fn multiply(&self, dev: &Device, x: DeviceView<'_, T>, y: &mut impl AsViewMut<Elem = T>, back: bool) -> Result<()> {
+        let w = Matrix::new(&self.weight, self.inputs, self.outputs)?;
+        let (inner, w) = if back { (self.outputs, w.t()) } else { (self.inputs, w) };
+        // Without terms `room` has made zeros.
+        let Some(rows) = x.len().checked_div(inner) else { return Ok(()) };
+        dev.gemm(T::Acc::of(1.0), Matrix::new(&x, rows, inner)?, w, T::Acc::of(0.0), &mut y.view_mut())
+    }
+
+    fn room(dev: &Device, [rows, cols, inner]: [usize; 3]) -> Result<DeviceBuffer<T>> {
+        let len = elements("linear", rows, cols)?;
+        if inner == 0 { dev.zeros(len) } else { dev.allocate("linear", len) }
+    }
+
+    fn product(&self, dev: &Device, x: DeviceView<'_, T>, rows: usize, back: bool) -> Result<DeviceBuffer<T>> {
+        let (what, inner, cols) =
+            if back { ("dy", self.outputs, self.inputs) } else { ("x", self.inputs, self.outputs) };
+        fits("linear", what, x.len(), (rows, inner))?;
+        let mut y = Self::room(dev, [rows, cols, inner])?;
+        self.multiply(dev, x, &mut y, back)?;
         Ok(y)
     }
 
@@ -81,37 +90,7 @@ impl<T: Float + Element> LinearPart<T> {
         if y.is_empty() { Ok(()) } else { dev.activation_in_place(Activation::Identity.biased(&self.bias), y) }
     }
 
-    #[allow(clippy::type_complexity)]
-    fn input_gradient<'v>(
-        &self,
-        op: &'static str,
-        dev: &Device,
-        (x, dy): (&'v impl AsView<Elem = T>, &'v impl AsView<Elem = T>),
-        rows: usize,
-    ) -> Result<(DeviceView<'v, T>, DeviceView<'v, T>, DeviceBuffer<T>)> {
-        let (x, dy) = (x.view(), dy.view());
-        fits(op, "x", x.len(), (rows, self.inputs))?;
-        fits(op, "dy", dy.len(), (rows, self.outputs))?;
-        let len = elements(op, rows, self.inputs)?;
-        if self.outputs == 0 {
-            return Ok((x, dy, dev.zeros(len)?));
-        }
-        let mut dx = dev.allocate("linear", len)?;
-        let (gradient, w) =
-            (Matrix::new(&dy, rows, self.outputs)?, Matrix::new(&self.weight, self.inputs, self.outputs)?);
-        dev.gemm(T::Acc::of(1.0), gradient, w.t(), T::Acc::of(0.0), &mut dx)?;
-        Ok((x, dy, dx))
-    }
-
-    fn weight_gradients(
-        &mut self,
-        group: &Group<'_>,
-        x: DeviceView<'_, T>,
-        dy: DeviceView<'_, T>,
-        rows: usize,
-        add: bool,
-    ) -> Result<()> {
-        let dev = group.device();
+    fn weights_back(&mut self, dev: &Device, [x, dy]: [DeviceView<'_, T>; 2], rows: usize, add: bool) -> Result<()> {
         if self.outputs == 0 {
             return Ok(());
         }
@@ -154,8 +133,8 @@ pub struct ColumnLinear<T: Float> {
 /// A linear layer cut by rows: `y = sum over the members of x[:, own] w[own, :]`, `+ b`. Each member has its columns of
 /// `x`, as a [`ColumnLinear`] leaves them; all get all of `y`.
 ///
-/// Forward the products are summed over the members (Megatron's g). The bias is added to the sum, once. Backward
-/// nothing is exchanged; all members compute the same gradient of the bias.
+/// Forward the products are summed over the members (Megatron's g), large ones in [blocks](LinearPart::blocks). The bias
+/// is added once, to the sum. Backward nothing is exchanged; all members compute the same gradient of the bias.
 #[derive(Debug)]
 pub struct RowLinear<T: Float> {
     /// The own rows, and all of the bias.
@@ -194,15 +173,29 @@ impl<T: Float + Element> ColumnLinear<T> {
     #[track_caller]
     pub fn forward(&self, group: &Group<'_>, x: &impl AsView<Elem = T>, rows: usize) -> Result<DeviceBuffer<T>> {
         let _here = OpSite::here("ColumnLinear::forward");
-        let mut y = self.part.product("ColumnLinear::forward", group.device(), x, rows)?;
+        let mut y = self.part.product(group.device(), x.view(), rows, false)?;
         self.part.add_bias(group.device(), &mut y)?;
         Ok(y)
     }
 
+    /// [`forward`](Self::forward) with sequence parallel: `x` is this member's [part](part_of) of the rows. Returns all
+    /// rows of `x`, by an all-gather beside the product of the own ones if they are large, and the columns of `y`.
+    /// Errors: as [`forward`](Self::forward), and those of [`Group::all_gather_v`].
+    #[track_caller]
+    pub fn forward_from_rows(
+        &self,
+        group: &Group<'_>,
+        x: &impl AsView<Elem = T>,
+        rows: usize,
+    ) -> Result<(DeviceBuffer<T>, DeviceBuffer<T>)> {
+        let _here = OpSite::here("ColumnLinear::forward_from_rows");
+        let (x, mut y) = self.part.gathered(group, x, (rows, false))?;
+        self.part.add_bias(group.device(), &mut y)?;
+        Ok((x, y))
+    }
+
     /// The gradient of `x`, the same on all members, in a new buffer; and those of the own weights, which replace the
     /// last ones, or are added to them with `accumulate`.
-    ///
-    /// The all-reduce runs on a stream of its own while the gradients of the weights are computed.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for other shapes; those of [`Device::gemm`] and
@@ -217,15 +210,17 @@ impl<T: Float + Element> ColumnLinear<T> {
         accumulate: bool,
     ) -> Result<DeviceBuffer<T>> {
         let _here = OpSite::here("ColumnLinear::backward");
-        let (x, dy, mut dx) = self.part.input_gradient("ColumnLinear::backward", group.device(), (x, dy), rows)?;
-        overlapped(group, |group| group.all_reduce(&mut dx, ReduceOp::Sum))?;
-        self.part.weight_gradients(group, x, dy, rows, accumulate)?;
+        let (x, dy) = (x.view(), dy.view());
+        fits("linear", "x", x.len(), (rows, self.part.inputs))?;
+        let mut dx = self.part.product(group.device(), dy, rows, true)?;
+        overlapped(group, true, |group| group.all_reduce(&mut dx, ReduceOp::Sum))?;
+        self.part.weights_back(group.device(), [x, dy], rows, accumulate)?;
         Ok(dx)
     }
 
     /// [`backward`](Self::backward) with sequence parallel: of the gradient of `x` each member gets its [part](part_of)
-    /// of the rows, by a reduce-scatter. `x` is all rows, from [`gather_rows`]. Errors: as
-    /// [`backward`](Self::backward).
+    /// of the rows, by a reduce-scatter. `x` is all rows, from
+    /// [`forward_from_rows`](Self::forward_from_rows). Errors: as [`backward`](Self::backward).
     #[track_caller]
     pub fn backward_to_rows(
         &mut self,
@@ -236,9 +231,11 @@ impl<T: Float + Element> ColumnLinear<T> {
         accumulate: bool,
     ) -> Result<DeviceBuffer<T>> {
         let _here = OpSite::here("ColumnLinear::backward_to_rows");
-        let (x, dy, dx) = self.part.input_gradient("ColumnLinear::backward_to_rows", group.device(), (x, dy), rows)?;
-        let part = overlapped(group, |group| scatter_rows(group, &dx, rows, self.part.inputs))?;
-        self.part.weight_gradients(group, x, dy, rows, accumulate)?;
+        let (x, dy) = (x.view(), dy.view());
+        fits("linear", "x", x.len(), (rows, self.part.inputs))?;
+        let dx = self.part.product(group.device(), dy, rows, true)?;
+        let part = overlapped(group, true, |group| scatter_rows(group, &dx, rows, self.part.inputs))?;
+        self.part.weights_back(group.device(), [x, dy], rows, accumulate)?;
         Ok(part)
     }
 }
@@ -271,10 +268,10 @@ impl<T: Float + Element> RowLinear<T> {
     #[track_caller]
     pub fn forward(&self, group: &Group<'_>, x: &impl AsView<Elem = T>, rows: usize) -> Result<DeviceBuffer<T>> {
         let _here = OpSite::here("RowLinear::forward");
-        let mut y = self.part.product("RowLinear::forward", group.device(), x, rows)?;
-        group.all_reduce(&mut y, ReduceOp::Sum)?;
-        self.part.add_bias(group.device(), &mut y)?;
-        Ok(y)
+        self.part.sums(group, (x, rows), slice::from_ref(&(0..rows)), |group, mut y, _| {
+            group.all_reduce(&mut y, ReduceOp::Sum)?;
+            self.part.add_bias(group.device(), &mut y)
+        })
     }
 
     /// [`forward`](Self::forward) with the residual and the norm that follow, by one
@@ -297,7 +294,7 @@ impl<T: Float + Element> RowLinear<T> {
         let _here = OpSite::here("RowLinear::forward_norm");
         let (mut residual, dev) = (residual.view_mut(), group.device());
         fits("RowLinear::forward_norm", "the residual", residual.len(), (rows, self.part.outputs))?;
-        let mut y = self.part.product("RowLinear::forward_norm", dev, x, rows)?;
+        let mut y = self.part.product(dev, x.view(), rows, false)?;
         self.part.add_bias(dev, &mut residual)?;
         let saved = group.all_reduce_norm(&mut y, &mut residual, norm)?;
         Ok((y, saved))
@@ -313,9 +310,16 @@ impl<T: Float + Element> RowLinear<T> {
         rows: usize,
     ) -> Result<DeviceBuffer<T>> {
         let _here = OpSite::here("RowLinear::forward_to_rows");
-        let y = self.part.product("RowLinear::forward_to_rows", group.device(), x, rows)?;
-        let mut part = scatter_rows(group, &y, rows, self.part.outputs)?;
-        self.part.add_bias(group.device(), &mut part)?;
+        let (me, count, outputs) = (group.rank(), group.count(), self.part.outputs);
+        let parts: Vec<_> = (0..count).map(|rank| balanced(rank, count, rows)).collect();
+        let mut part = LinearPart::room(group.device(), [parts[me].len(), outputs, 1])?;
+        self.part.sums(group, (x, rows), &parts, |group, y, block| {
+            let counts: Vec<_> = block.iter().map(|rows| rows.len() * outputs).collect();
+            let filled = (block[me].start - parts[me].start) * outputs;
+            let mut part = part.slice_mut(filled..filled + counts[me]);
+            group.reduce_scatter_v(&y, &mut part, &counts, ReduceOp::Sum)?;
+            self.part.add_bias(group.device(), &mut part)
+        })?;
         Ok(part)
     }
 
@@ -334,13 +338,16 @@ impl<T: Float + Element> RowLinear<T> {
         accumulate: bool,
     ) -> Result<DeviceBuffer<T>> {
         let _here = OpSite::here("RowLinear::backward");
-        let (x, dy, dx) = self.part.input_gradient("RowLinear::backward", group.device(), (x, dy), rows)?;
-        self.part.weight_gradients(group, x, dy, rows, accumulate)?;
+        let (x, dy) = (x.view(), dy.view());
+        fits("linear", "x", x.len(), (rows, self.part.inputs))?;
+        let dx = self.part.product(group.device(), dy, rows, true)?;
+        self.part.weights_back(group.device(), [x, dy], rows, accumulate)?;
         Ok(dx)
     }
 
     /// [`backward`](Self::backward) with sequence parallel: `dy` is this member's [part](part_of) of the rows. An
-    /// all-gather comes first. Errors: as [`backward`](Self::backward), and those of [`Group::all_gather_v`].
+    /// all-gather comes first, of large rows beside the product of the own ones. Errors: as
+    /// [`backward`](Self::backward), and those of [`Group::all_gather_v`].
     #[track_caller]
     pub fn backward_from_rows(
         &mut self,
@@ -351,8 +358,11 @@ impl<T: Float + Element> RowLinear<T> {
         accumulate: bool,
     ) -> Result<DeviceBuffer<T>> {
         let _here = OpSite::here("RowLinear::backward_from_rows");
-        let dy = gather_rows(group, dy, rows, self.part.outputs)?;
-        self.backward(group, x, &dy, rows, accumulate)
+        let x = x.view();
+        fits("linear", "x", x.len(), (rows, self.part.inputs))?;
+        let (dy, dx) = self.part.gathered(group, dy, (rows, true))?;
+        self.part.weights_back(group.device(), [x, dy.view()], rows, accumulate)?;
+        Ok(dx)
     }
 }
 

@@ -90,14 +90,14 @@ impl<T: Float + Element> SequenceNorm<T> {
             (Some(mean), Some(beta_gradient)) => {
                 let mut beta = dev.zeros(self.gamma.len())?;
                 dev.layer_norm_weights_backward(&dy, &x, mean, &saved.rstd, &mut gamma, &mut beta)?;
-                overlapped(group, |group| group.all_reduce_many([&mut gamma, &mut beta], ReduceOp::Sum))?;
+                overlapped(group, true, |group| group.all_reduce_many([&mut gamma, &mut beta], ReduceOp::Sum))?;
                 let dx = dev.layer_norm_backward(&dy, &x, &self.gamma, mean, &saved.rstd)?;
                 put(dev, &beta, (beta_gradient, &mut self.wide[1]), accumulate)?;
                 dx
             }
             _ => {
                 dev.rms_norm_weights_backward(&dy, &x, &saved.rstd, &mut gamma)?;
-                overlapped(group, |group| group.all_reduce(&mut gamma.view_mut(), ReduceOp::Sum))?;
+                overlapped(group, true, |group| group.all_reduce(&mut gamma.view_mut(), ReduceOp::Sum))?;
                 dev.rms_norm_backward(&dy, &x, &self.gamma, &saved.rstd)?
             }
         };

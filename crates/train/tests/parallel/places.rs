@@ -40,6 +40,7 @@ fn sharded_layers_have_places() {
         told("ColumnLinear::in_units", ColumnLinear::in_units(g, &[1.0f32; 5], &[1.0; 2], 1));
         let mut columns = ColumnLinear::new(g, &[1.0f32; 4], &[1.0; 2])?;
         told("ColumnLinear::forward", columns.forward(g, &y, 2));
+        told("ColumnLinear::forward_from_rows", columns.forward_from_rows(g, &y, 2));
         told("ColumnLinear::backward", columns.backward(g, &y, &y, 2, false));
         told("ColumnLinear::backward_to_rows", columns.backward_to_rows(g, &y, &y, 2, false));
         told("RowLinear::new", RowLinear::new(g, &[1.0f32; 5], &[1.0; 2]));

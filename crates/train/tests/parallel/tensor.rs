@@ -6,6 +6,8 @@
 
 #[path = "../../../../examples/transformer/block.rs"]
 mod block;
+#[path = "tensor/blocks.rs"]
+mod blocks;
 #[path = "tensor/software.rs"]
 mod software;
 

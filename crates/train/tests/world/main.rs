@@ -89,6 +89,33 @@ fn accumulated_pieces_have_the_weights_of_all_processes() {
     assert!(found.iter().all(|x| x[..] == found[0] && x[0] == 15.0 / 8.0 && x[LEN] == 1.0 - 15.0 / 8.0), "{found:?}");
 }
 
+/// The layers' sums are over all processes, also beside a product.
+#[cfg(feature = "blas")]
+#[test]
+fn tensor_parallel_layers_of_several_processes() {
+    use gpu_pool_train::{ColumnLinear, RowLinear, part_of};
+    let run = |pool: &GpuPool, blocks: Option<&'static [u16]>| {
+        pool.run(|dev, _| {
+            let group = dev.world()?;
+            let small = |len: usize| (0..len).map(|i| (i * 7 % 5) as f32 - 2.0).collect::<Vec<_>>();
+            let mut column = ColumnLinear::new(&group, &small(5 * 7), &small(7))?;
+            let mut row = RowLinear::new(&group, &small(7 * 5), &small(5))?;
+            row.part.blocks = blocks;
+            let own = part_of(&group, group.rank(), 7, 1)?.len();
+            let (x, h) = (dev.upload(&small(8 * 5))?, dev.upload(&small(8 * own))?);
+            let y = row.forward(&group, &h, 8)?;
+            let part = row.forward_to_rows(&group, &h, 8)?;
+            let dx = column.backward(&group, &x, &h, 8, false)?;
+            Ok([dev.download(&y)?, dev.download(&part)?, dev.download(&dx)?])
+        })
+    };
+    let alone = run(&GpuPool::builder().host(3).build().unwrap(), None).unwrap();
+    for blocks in [None, Some(&[2, 1, 1][..])] {
+        let found = Hosts::new(&[2, 1]).each(|_, pool| run(pool, blocks));
+        assert_eq!(found.into_iter().flat_map(Result::unwrap).collect::<Vec<_>>(), alone, "{blocks:?}");
+    }
+}
+
 #[cfg(feature = "checkpoints")]
 #[test]
 fn each_process_writes_a_whole_checkpoint() {
