@@ -133,8 +133,8 @@ pub struct ColumnLinear<T: Float> {
 /// A linear layer cut by rows: `y = sum over the members of x[:, own] w[own, :]`, `+ b`. Each member has its columns of
 /// `x`, as a [`ColumnLinear`] leaves them; all get all of `y`.
 ///
-/// Forward the products are summed over the members (Megatron's g), large ones in [blocks](LinearPart::blocks). The bias
-/// is added once, to the sum. Backward nothing is exchanged; all members compute the same gradient of the bias.
+/// Forward the products are summed over the members (Megatron's g), large ones in [blocks](LinearPart::blocks). The
+/// bias is added once, to the sum. Backward nothing is exchanged; all members compute the same gradient of the bias.
 #[derive(Debug)]
 pub struct RowLinear<T: Float> {
     /// The own rows, and all of the bias.
