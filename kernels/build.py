@@ -31,7 +31,7 @@ import waits
 
 KERNELS = pathlib.Path(__file__).resolve().parent
 ROOT = KERNELS.parent
-EXAMPLES = [ROOT / "examples" / name for name in ("prove", "own_kernel/kernels", "decode")]
+EXAMPLES = [ROOT / "examples" / name for name in ("prove", "gpt", "decode", "own_kernel/kernels")]
 # One for each crate with kernels. Headers are in the first one.
 FOLDERS = [KERNELS, ROOT / "crates" / "train" / "kernels"] + EXAMPLES
 VENV = ROOT / "target" / "kernels-venv"
