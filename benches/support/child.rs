@@ -14,7 +14,8 @@ use super::Side;
 /// A child process that takes orders.
 pub struct Process {
     child: Child,
-    orders: ChildStdin,
+    /// None once it shall end.
+    orders: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
 }
 
@@ -22,7 +23,7 @@ impl Process {
     /// Starts it.
     pub fn start(command: &mut Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program runs");
-        let orders = child.stdin.take().expect("piped");
+        let orders = child.stdin.take();
         let answers = BufReader::new(child.stdout.take().expect("piped"));
         Process { child, orders, answers }
     }
@@ -30,7 +31,7 @@ impl Process {
     /// Starts `benches/peers/<script>` with these arguments and environment variables. None without a Python that has
     /// torch and `devices` GPUs.
     pub fn torch(script: &str, devices: usize, arguments: &[&str], variables: &[(&str, &str)]) -> Option<Self> {
-        if torch_gpus() < devices {
+        if !Process::has_torch(devices) {
             return None;
         }
         let built = format!("{}/benches/peers/{script}", env!("CARGO_MANIFEST_DIR"));
@@ -40,16 +41,33 @@ impl Process {
         Some(Process::start(Command::new("python3").arg(script).args(arguments).envs(variables)))
     }
 
+    /// Whether python3 has torch, and that sees so many GPUs.
+    pub fn has_torch(devices: usize) -> bool {
+        torch_gpus() >= devices
+    }
+
     /// Sends an order; [`answer`](Self::answer) waits for its time.
     pub fn order(&mut self, what: &str, rounds: usize) {
-        writeln!(self.orders, "{what} {rounds}").expect("the child lives");
+        let orders = self.orders.as_mut().expect("it was not closed");
+        writeln!(orders, "{what} {rounds}").expect("the child lives");
     }
 
     /// Microseconds per round.
     pub fn answer(&mut self) -> f64 {
+        self.try_answer().expect("a number of microseconds; a child's panic is printed above")
+    }
+
+    /// None if the child has ended, or answers something else.
+    pub fn try_answer(&mut self) -> Option<f64> {
         let mut line = String::new();
-        self.answers.read_line(&mut line).expect("the child answers");
-        line.trim().parse().expect("a number of microseconds; a child's panic is printed above")
+        self.answers.read_line(&mut line).ok()?;
+        line.trim().parse().ok()
+    }
+
+    /// Sends no more orders, so that it ends, and waits until it has.
+    pub fn close(&mut self) -> ExitStatus {
+        self.orders = None;
+        self.ends()
     }
 
     /// Waits until it has ended by itself.

@@ -25,7 +25,7 @@ const TEXT: &[u8] = include_bytes!("../../LICENSE-APACHE");
 fn main() -> Result<()> {
     let pool = train::pool(GpuPool::builder())?;
     let gpus = pool.run(|dev, _| Ok(dev.info().compute_capability != (0, 0)))?[0];
-    if gpus { learn::<bf16>(&pool, GPT2, 8, (6e-4, 60)) } else { learn::<f32>(&pool, SMALL, 2, (3e-3, 60)) }
+    if gpus { learn::<bf16>(&pool, GPT2, 8, (6e-4, 60)) } else { learn::<f32>(&pool, SMALL, 2, (3e-3, 40)) }
 }
 
 /// Trains with `sequences` sequences for each device.
