@@ -19,6 +19,9 @@
 #
 # `decode` is no default: 150 s on 2 GPUs. Its peer is python3's torch with NCCL, which it starts itself.
 #
+# `gpt` is no default: less than 3 minutes on 2 GPUs, most of them for PyTorch's side to start and to compile. Run it
+# from the root of the repository, too.
+#
 # `cluster` is no default: two processes with a GPU each, with libnccl.so.2 on LD_LIBRARY_PATH; training steps against
 # DDP, if python3 has torch. `PART=sockets MOST=$((64 << 20))` runs some of it.
 #
@@ -71,6 +74,7 @@ limit() {
     cluster) echo 420 ;;
     decode) echo 170 ;;
     overlap) echo 300 ;;
+    gpt) echo 180 ;;
     parallel) echo 420 ;;
     *) echo 50 ;;
   esac

@@ -479,7 +479,7 @@ def targets_behind():
 
 
 # With peers that are no part of this crate.
-COMPARED = "scope collectives copy launch memory ring data_parallel build overlap parallel cluster decode".split()
+COMPARED = "scope collectives copy launch memory ring data_parallel build overlap parallel cluster decode gpt".split()
 
 
 def cases_behind():

@@ -2,8 +2,8 @@
 //!
 //! Scores are one matrix for each head of each sequence. A place sees itself and those before it, so the upper half of
 //! the matrix is not needed. Rows are computed in blocks: a block's products have the columns up to the block's end.
-//! What is behind is never computed, written or read. With four blocks that saves three eighths of the work and of the
-//! memory's traffic.
+//! Elements behind it are never computed, written or read. With four blocks that saves three eighths of the work and of
+//! the memory's traffic.
 
 use crate::kernels::{Heads, Number, causal_softmax, causal_softmax_backward, merge_heads, room, split_heads};
 use gpu_pool::{Device, DeviceBuffer, DeviceView, Matrix, MatrixMut, Result};
@@ -20,7 +20,7 @@ pub struct Attention {
     pub block: usize,
 }
 
-/// What the step back needs.
+/// The values that the step back needs.
 pub struct Saved<T: Number> {
     /// Queries, keys and values, each as matrices of `context x head`.
     qkv: DeviceBuffer<T>,

@@ -168,7 +168,7 @@ numbers! {
         "split_heads_f64" "merge_heads_f64" "causal_softmax_f64" "causal_softmax_backward_f64";
 }
 
-/// Memory that the next operation writes before anybody reads it.
+/// Memory that the next operation writes before it is read.
 pub fn room<T: Number>(dev: &Device, len: usize) -> Result<DeviceBuffer<T>> {
     // SAFETY: every bit pattern is a float. The callers pass it to operations that write all that is read later.
     unsafe { dev.uninit(len) }
@@ -227,8 +227,8 @@ fn rows_of(len: usize, context: usize, block: usize) -> Result<(u64, u32, u32)> 
     Ok(((len / context) as u64, context as u32, block as u32))
 }
 
-/// The softmax of each row of scores up to the row's place, in place. The rest of the place's block becomes 0; what is
-/// behind the block is left as it is.
+/// The softmax of each row of scores up to the row's place, in place. The rest of the place's block becomes 0; elements
+/// behind the block are left as they are.
 #[track_caller]
 pub fn causal_softmax<T: Number>(dev: &Device, x: &mut DeviceBuffer<T>, context: usize, block: usize) -> Result<()> {
     let (rows, cols, block) = rows_of(x.len(), context, block)?;

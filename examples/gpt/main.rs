@@ -5,7 +5,7 @@
 //! repository has.
 //!
 //! * `model`: the forward and the backward pass; `attention`: that of attention, by products of matrices
-//! * `kernels`, `gpt.cu`: what the crate's operations do not have
+//! * `kernels`, `gpt.cu`: the few operations that the crate does not have
 //! * `train`: replicas, gradients and the optimizer
 
 mod attention;

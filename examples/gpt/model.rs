@@ -85,7 +85,7 @@ impl Shape {
 
 /// Writes a gradient.
 pub type Write<'a, T> = dyn Fn(&mut DeviceViewMut<'_, T>) -> Result<()> + 'a;
-/// Takes the number of a gradient, and what writes it.
+/// Takes the number of a gradient, and the function that writes it.
 pub type Give<'a, T> = dyn FnMut(usize, &Write<'_, T>) -> Result<()> + 'a;
 
 /// A norm's output, with the mean and the factor of each row.
@@ -95,7 +95,7 @@ struct Normed<T: Number> {
     rstd: DeviceBuffer<T::Acc>,
 }
 
-/// What a layer's step back needs.
+/// The values that a layer's step back needs.
 struct Layer<T: Number> {
     x: DeviceBuffer<T>,
     norm_1: Normed<T>,
@@ -231,7 +231,7 @@ impl<T: Number> Passes<'_, T> {
         self.dev.matmul(self.rows_of(x)?, self.matrix(weight, cols)?.t())
     }
 
-    /// A layer with its bias, which is the next parameter, and what goes past it.
+    /// A layer with its bias, which is the next parameter, and the residual that goes past it.
     fn residual(&self, weight: usize, x: &DeviceBuffer<T>, past: &DeviceBuffer<T>) -> Result<DeviceBuffer<T>> {
         let mut y = self.linear(weight, x)?;
         self.dev.activation_in_place(Activation::Identity.biased(&self.parameters[weight + 1]), &mut y)?;
