@@ -3,7 +3,7 @@
 #
 #   . .gpu/env.sh; benches/test-gpu.sh [binary...]
 #   default: ops prove graphs gradients collectives memory basics faults driver_conformance train.ops train.norm
-#   train.parallel lab.bug_zoo, and the unit tests of all crates
+#   train.parallel train.gpt lab.bug_zoo, and the unit tests of all crates
 #
 # benches/pack-tests.sh makes .gpu/t/<binary>. Of each one the tests of GPUs run (`cuda` in their name). Then each of
 # compute-sanitizer's four tools runs the tests of the operations' kernels, at once. SANITIZE= leaves them out; LIMIT is
@@ -17,7 +17,7 @@ logs=$(mktemp -d)
 binaries=("$@")
 [ ${#binaries[@]} -gt 0 ] ||
   binaries=(ops prove graphs gradients collectives memory basics faults driver_conformance train.ops train.norm
-    train.parallel lab.bug_zoo gpu_pool gpu_pool_train gpu_pool_cluster gpu_pool_lab)
+    train.parallel train.gpt lab.bug_zoo gpu_pool gpu_pool_train gpu_pool_cluster gpu_pool_lab)
 failed=0
 
 for binary in "${binaries[@]}"; do
