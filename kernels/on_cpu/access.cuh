@@ -2,3 +2,5 @@
 #pragma once
 #include "common.cuh"
 __device__ inline void store(u64 at, uint4 x) { *(uint4*)at = x; }
+// Rows of a warp each have no other barrier.
+__device__ inline void sync_some(u32, u32) { abort(); }

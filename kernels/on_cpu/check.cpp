@@ -594,6 +594,65 @@ static void tests() {
     decodes<f32>(weights_f32, next_word_f32, attend_f32, swiglu_f32, best_word_f32);
     decodes<bf16>(weights_bf16, next_word_bf16, attend_bf16, swiglu_bf16, best_word_bf16);
 }
+
+#elif defined FAMILY_gpt
+template <class T, class Softmax, class Backward>
+static void causal_rows(u32 context, u32 block, Softmax softmax, Backward backward) {
+    // Whole sequences, and as many rows for each warp.
+    const u64 rows = std::max(context, 16u), n = rows * context;
+    Array<T> x(n, 0), y(n, 0), dy(n, 0);
+    x.draw(-3, 3), y.draw(0, 1), dy.draw(1, 2);
+    const auto scores = x.copy(), gradient = dy.copy();
+    launch_together({2}, {32, 8}, [&] { softmax(x.at, rows, context, block); });
+    launch_together({2}, {32, 8}, [&] { backward(y.at, dy.at, rows, context, block); });
+    for (u64 i = 0; i < n; i++) {
+        const u64 begin = i / context * context, place = i / context % context, end = (place / block + 1) * block;
+        double sum = 0, product = 0;
+        for (u64 c = 0; c < end; c++) {
+            if (c <= place) sum += std::exp((double)wide(scores[begin + c]));
+            product += (double)wide(y.at[begin + c]) * wide(gradient[begin + c]);
+        }
+        const u64 c = i - begin;
+        const double share = c <= place ? std::exp((double)wide(scores[i])) / sum : 0;
+        // Beyond the block nothing is written.
+        const double want = c < end ? share : wide(scores[i]);
+        require(close_to(x.at[i], want, 8 * share), "causal softmax", context, block, i);
+        const double down = c < end ? wide(y.at[i]) * (wide(gradient[i]) - product) : wide(gradient[i]);
+        require(close_to(dy.at[i], down, 64 * product), "its step back", context, block, i);
+    }
+}
+template <class T, class Split, class Merge>
+static void heads_of(u32 context, u32 heads, u32 head, u32 parts, Split split, Merge merge) {
+    const u64 sequences = 3, rows = sequences * context, width = parts * heads * head;
+    Array<T> x(rows * width, 0), bias(width, 0), y(rows * width, 0), back(rows * width, 0);
+    x.draw(-1, 1), bias.draw(-1, 1);
+    for (u32 biased : {1, 0}) {
+        launch_together({1, 2, 3}, {32}, [&] {
+            split(x.at, bias.at, y.at, rows, context, heads, head, parts, biased);
+        });
+        for (u64 i = 0; i < x.n; i++) {
+            const u64 row = i / width, column = i % width, part = column / (heads * head), h = column / head % heads;
+            const u64 sequence = part * sequences + row / context;
+            const u64 at = ((sequence * heads + h) * context + row % context) * head + column % head;
+            const T want = narrow<T>(biased ? wide(x.at[i]) + wide(bias.at[column]) : wide(x.at[i]));
+            require(same(y.at[at], want), "heads apart", context, parts, i);
+        }
+    }
+    launch_together({2, 3, 2}, {32}, [&] { merge(y.at, back.at, rows, context, heads, head, parts); });
+    for (u64 i = 0; i < x.n; i++) require(same(back.at[i], x.at[i]), "heads together", context, parts, i);
+}
+static void tests() {
+    for (auto [context, block] : {std::pair{8u, 8u}, {64, 16}}) {
+        causal_rows<f32>(context, block, causal_softmax_f32, causal_softmax_backward_f32);
+        causal_rows<bf16>(context, block, causal_softmax_bf16, causal_softmax_backward_bf16);
+    }
+    // Too long for registers.
+    causal_rows<f32>(528, 264, causal_softmax_f32, causal_softmax_backward_f32);
+    for (u32 parts : {1, 3}) {
+        heads_of<f32>(24, 3, 16, parts, split_heads_f32, merge_heads_f32);
+        heads_of<bf16>(16, 2, 64, parts, split_heads_bf16, merge_heads_bf16);
+    }
+}
 #endif
 
 int main() {

@@ -23,12 +23,12 @@ from concurrent.futures import ThreadPoolExecutor
 HERE = pathlib.Path(__file__).resolve().parent
 KERNELS = HERE.parent
 ROOT = KERNELS.parent
-FOLDERS = [KERNELS, *(ROOT / folder for folder in ("crates/train/kernels", "examples/prove", "examples/decode"))]
+FOLDERS = [KERNELS, ROOT / "crates/train/kernels", *(ROOT / "examples" / name for name in ("prove", "gpt", "decode"))]
 TARGET = ROOT / "target" / "kernels-on-cpu"
 # Those that meet. Their sanitizers know no fibers.
 MEETING = {"inbox": "check.cpp", "norm_inbox": "norm.cpp", "norm_pull": "norm.cpp", "sharded": "sharded.cpp"}
 # Those that take longest to compile first.
-FAMILIES = ["random", "pointwise", *MEETING, "columns", "order", "number", "elementwise", "embedding", "prove"]
+FAMILIES = ["random", "pointwise", *MEETING, "columns", "order", "number", "elementwise", "embedding", "prove", "gpt"]
 FAMILIES += ["decode"]
 FLAGS = "-std=c++20 -O1 -ffp-contract=off -w -pthread -fsanitize=address,undefined -fno-sanitize-recover=all".split()
 FLAGS += ["-U_FORTIFY_SOURCE"]  # It takes a longjmp to another stack for a mistake.
@@ -48,6 +48,11 @@ STATEMENT = re.compile(r'\basm\("([^"]*)"[^"]*(?:"[^"]*"[^";]*)*;')
 
 # A family, a text in its sources (an expression, or statements up to a semicolon), and what stands there instead.
 MUTANTS = [
+    ("gpt", "part * width + h * head + at", "h * head + at"),
+    ("gpt", "(z * heads + h) * context + place", "(h * sequences + z) * context + place"),
+    ("gpt", "p + i <= place", "p + i < place"),
+    ("gpt", "(place / block + 1) * block", "place + 8"),
+    ("gpt", "context <= KEPT * blockDim.x * LANES<T>", "true"),
     ("pointwise", "begin + grid_index()", "n"),
     ("pointwise", "bits % 16 == 0 ? n / tile * tile : 0", "n / tile * tile"),
     ("pointwise", "larger(x, -FAR<A>)", "x"),

@@ -157,6 +157,19 @@ class Fibers {
 };
 inline void __syncthreads() { Fibers::wait(); }
 
+// All threads of a block, not only those of a warp, call together.
+inline void __syncwarp() {}
+template <class V> V __shfl_xor_sync(unsigned, V x, unsigned far) {
+    static uint64_t given[1024];
+    const unsigned thread = threadIdx.x + threadIdx.y * blockDim.x;
+    memcpy(&given[thread], &x, sizeof x);
+    __syncthreads();
+    memcpy(&x, &given[thread ^ far], sizeof x);
+    __syncthreads();
+    return x;
+}
+inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
+
 // What embedding_backward needs, which is not checked.
 inline bool __syncthreads_or(bool) { abort(); }
 inline unsigned __ballot_sync(unsigned, bool) { abort(); }
