@@ -9,6 +9,11 @@ pub(crate) mod site;
 pub(crate) mod site_id;
 pub(crate) mod units;
 
+pub(crate) use self::{
+    op_site::OpGuard,
+    site_id::{OpId, SiteId},
+};
+
 pub use crate::token::DeviceThreadOnly;
 use crate::{contain::text_of, here};
 use calls::also_calls;

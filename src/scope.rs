@@ -13,9 +13,8 @@ use crate::{
     error::{Error, Result, Site, listed, op_site::OpSite},
     fabric::{broadcast, processes::NewScope},
     gang::{
-        Alarm, Gang, Outside,
-        cancel::CancelToken,
-        dispatch::{Order, Queue},
+        Alarm, CancelToken, Gang, Outside, Queue,
+        dispatch::Order,
         job::{Body, Waiting},
     },
     memory::Handover,

@@ -6,11 +6,7 @@ use crate::{
     driver::{DriverRef, host},
     error::{Error, Result, op_site::OpSite},
     fabric::{Codecs, Endpoint, Limits, limits::multiprocessors},
-    gang::{
-        dispatch::Queue,
-        gpu_order::GpuOrder,
-        quiescence::{EnteringScopes, Quiescence},
-    },
+    gang::{EnteringScopes, GpuOrder, Queue, Quiescence},
     memory::{DeviceHandle, PinnedPool, cache::Settings},
     panics,
     pool::{GpuPool, trace},

@@ -1,9 +1,9 @@
 //! Launches of kernels that several algorithms have in common, and their numbers of blocks.
 
 use super::{
-    Combine, Member, Part, RemotePtr,
+    Combine, Entry, Member, Part, RemotePtr,
     algorithm::{dims, launch},
-    kernels::{self, Entry},
+    kernels,
 };
 use crate::{
     driver::KernelArg,

@@ -11,11 +11,11 @@
 //! * A kernel that gives up leaves its inbox as it is, so nothing goes by the pads any more.
 
 use super::{
-    Part,
+    NormCall, Part,
     algorithm::{dims, inbox, ll::Push},
 };
 use crate::{
-    collective::algorithm::{NormCall, NormKernel, Rows},
+    collective::algorithm::{NormKernel, Rows},
     driver::{Address, DriverRef, DriverResult, Launch, RawFunction, RawModule, RawStream},
     error::Result,
     fabric::{

@@ -36,6 +36,8 @@ pub(crate) mod transfer;
 pub(crate) mod values;
 pub(crate) mod world;
 
+use self::{algorithm::NormCall, kernels::Entry};
+
 use self::{
     across::Outgoing,
     algorithm::{Member, Scratch},

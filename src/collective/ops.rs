@@ -1,8 +1,8 @@
 //! The checks of the public collectives ([`api`](super::api)), and how they fill a [`Request`].
 
-use super::{Group, Machine, Request, across::PendingReduce, algorithm::Algorithm, case::Case};
+use super::{Group, Machine, NormCall, Request, across::PendingReduce, algorithm::Algorithm, case::Case};
 use crate::{
-    collective::algorithm::{NormCall, NormKernel, Rows},
+    collective::algorithm::{NormKernel, Rows},
     driver::RawFunction,
     error::{Error, Result},
     fabric::{Area, Call, Counts, Element, MOST_BYTES, Origin, ReduceOp, Shape},

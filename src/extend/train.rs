@@ -6,10 +6,7 @@ use crate::{
     Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Element, Error, GpuPool, Group, Kernel, LaunchDims,
     Module, OnStream, PerDevice, ReduceOp, Result, Shard,
     collective::Transfer,
-    error::{
-        Site,
-        op_site::{OpGuard, OpSite},
-    },
+    error::{OpGuard, Site, op_site::OpSite},
     gradients::{Gradient, GradientExchange},
     kernel::{Args, Float, Signature},
     scope,

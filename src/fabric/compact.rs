@@ -8,7 +8,7 @@
 use super::{Call, DType, Origin, ReduceOp, Side, ThenNorm, broadcast::Words};
 use crate::{
     driver::Address,
-    error::site_id::{self, OpId, SiteId},
+    error::{OpId, SiteId, site_id},
 };
 
 /// Marks an empty byte of a broadcast.

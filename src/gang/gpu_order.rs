@@ -10,7 +10,7 @@
 //!   A0, A1 and A2 run side by side. B0 runs when three entries have ended, the last A1 when four have ended.
 //! ```
 
-use super::quiescence::Quiescence;
+use super::Quiescence;
 use crate::{
     memory::Progress,
     sync::{EventCount, Mirror, Sequence},

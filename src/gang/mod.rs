@@ -19,6 +19,13 @@ pub(crate) mod job;
 #[cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
 pub(crate) mod quiescence;
 
+pub(crate) use self::{
+    cancel::CancelToken,
+    dispatch::{Queue, Visit},
+    gpu_order::GpuOrder,
+    quiescence::{EnteringScopes, Quiescence},
+};
+
 use crate::{
     contain::Contained,
     error::{DeviceCall, Error, Result, Site},

@@ -3,7 +3,7 @@
 //! Software GPUs ask it ([`Attendee`]). A device thread is blocked when it waits in the driver (the software GPUs see
 //! that themselves), when it sleeps on its waker ([`EventCount::asleep`]), and within [`Quiescence::while_blocked`].
 
-use super::gpu_order::GpuOrder;
+use super::GpuOrder;
 use crate::{
     contain::Finally,
     driver::host::Attendee,

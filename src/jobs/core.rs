@@ -9,10 +9,7 @@ use super::{Ended, Job, Meter, Need, Placed, Rank, Running, Table, gang::GangJob
 use crate::{
     contain::contain,
     error::{Error, Result},
-    gang::{
-        dispatch::{Entry, Visit},
-        next_place,
-    },
+    gang::{Visit, dispatch::Entry, next_place},
     memory::DeviceHandle,
     scope::{ORDER, Wakers, gang, queues},
     sync::{EventCount, Sequence},

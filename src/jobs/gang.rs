@@ -4,7 +4,7 @@ use super::{Packet, Placed, core::Core, placement::Devices};
 use crate::{
     driver::observe::Token,
     error::Error,
-    gang::{Gang, dispatch::Visit},
+    gang::{Gang, Visit},
     memory::Handover,
     scope::flight,
     thread::worker::Worker,

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result, Site},
-    gang::{Gang, dispatch::Visit},
+    gang::{Gang, Visit},
     scope::{
         flight::{self, Flight},
         gang_with,

@@ -20,11 +20,7 @@
 
 use crate::{
     driver::{DriverRef, host},
-    error::{
-        Site,
-        op_site::OpSite,
-        site_id::{OpId, SiteId, ids},
-    },
+    error::{OpId, Site, SiteId, op_site::OpSite, site_id::ids},
     sync::{History, Scale, ticks},
 };
 use std::{

@@ -4,7 +4,7 @@
 use crate::{
     Device, GpuPool, Parts, Shard,
     error::{Error, Result, op_site::OpSite},
-    gang::cancel::CancelToken,
+    gang::CancelToken,
     parts::rows_mut,
     scope::{Begin, as_it_is, by_its_text, members, run, shard},
     sync::Returned,

@@ -16,7 +16,7 @@ use crate::{
     contain::contain,
     driver::host::{self, Attendee},
     error::{Error, Result, op_site::OpSite},
-    gang::{Gang, quiescence::Quiescence},
+    gang::{Gang, Quiescence},
     panics,
     scope::{Watch, holding},
     timeline::Category,

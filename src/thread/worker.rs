@@ -24,12 +24,7 @@ use crate::{
         Codecs, Endpoint, Limits, Processes, ReduceOrder, SignalPad, barrier_state::DeviceBarrierState,
         in_flight::InFlight, types::Algorithm,
     },
-    gang::{
-        Gang,
-        dispatch::{Entry, Queue},
-        gpu_order::{GpuOrder, Turn},
-        quiescence::{EnteringScopes, Quiescence},
-    },
+    gang::{EnteringScopes, Gang, GpuOrder, Queue, Quiescence, dispatch::Entry, gpu_order::Turn},
     here,
     memory::{
         BlockRef, Cache, DeviceHandle, Event, PeerStaging, PinnedPool, ProbeContext, StreamCore,

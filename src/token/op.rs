@@ -11,10 +11,7 @@ use super::{
 };
 use crate::{
     driver::{Driver, DriverResult, RawStream},
-    error::{
-        Error, Result, Site,
-        op_site::{OpGuard, OpSite},
-    },
+    error::{Error, OpGuard, Result, Site, op_site::OpSite},
     memory::{
         Access, BlockRef, DeviceCopy, DeviceView, DeviceViewMut, Reserved, Turns,
         backing::ChunkKind,

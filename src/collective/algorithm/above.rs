@@ -7,7 +7,7 @@
 use super::{About, Algorithm, Matched, MeetBy, Member, Needs, Scratch};
 use crate::{
     Element, Module, ReduceOp,
-    collective::{Arguments, Group, Request, between, case::Case, kernels::Entry},
+    collective::{Arguments, Entry, Group, Request, between, case::Case},
     error::Result,
     fabric::{Area, BLOCKS, Call, DeviceBarrier, Limits, MOST, Shape, Side, types},
     memory::{Access, DeviceView, DeviceViewMut},

@@ -4,7 +4,7 @@
 
 use super::{Algorithm, Case, Matched, Member, fused, ll};
 use crate::{
-    collective::{KernelBarrier, kernels::Entry, launch},
+    collective::{Entry, KernelBarrier, launch},
     error::Result,
     fabric::{DType, Limits, Side},
     kernel::builtin,

@@ -8,10 +8,7 @@
 
 use super::{Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, Slice, fused};
 use crate::{
-    collective::{
-        Arguments, Bulk, Pieces, code, eights, factors,
-        kernels::{Entry, value},
-    },
+    collective::{Arguments, Bulk, Entry, Pieces, code, eights, factors, kernels::value},
     driver::Address,
     error::Result,
     fabric::{BLOCKS, DType, DeviceBarrier, Limits, MOST, ReduceOp, Shape, Tiling, plan::Place, types},

@@ -10,10 +10,7 @@
 
 use super::{Algorithm, Case, Matched, Member, ll};
 use crate::{
-    collective::{
-        kernels::{Entry, typed_float},
-        launch,
-    },
+    collective::{Entry, kernels::typed_float, launch},
     error::Result,
     fabric::{BLOCKS, DType, Limits, Side, limits::traffic::most_in_one_trip, types},
     kernel::builtin,

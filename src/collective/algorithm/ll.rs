@@ -9,11 +9,7 @@
 
 use super::{Algorithm, Case, Matched, Member};
 use crate::{
-    collective::{
-        Arguments, KernelBarrier, Part, code, factors,
-        kernels::{Entry, value},
-        launch,
-    },
+    collective::{Arguments, Entry, KernelBarrier, Part, code, factors, kernels::value, launch},
     error::Result,
     fabric::{BLOCKS, DType, DeviceBarrier, Limits, Packets, ReduceOp, Route, Side, types},
     kernel::builtin,

@@ -3,10 +3,9 @@
 //!
 //! Invariant (the exit rule): when the member's stream has passed the collective, no peer touches the member's memory.
 
-use super::super::kernels;
 use crate::{
     Event,
-    collective::{Descriptors, Job, Meeting, RemotePtr, Request, kernels::Entry},
+    collective::{Descriptors, Entry, Job, Meeting, RemotePtr, Request, kernels},
     copy::peer,
     driver::{Address, FailPoint, KernelArg, Launch, LaunchDims, RawFunction, host::HostGpu},
     error::Result,

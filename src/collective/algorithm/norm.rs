@@ -9,12 +9,7 @@ pub(crate) mod call;
 
 use super::{About, Algorithm, Matched, Member, Needs, inbox::most_whole};
 use crate::{
-    collective::{
-        Arguments, Part,
-        case::Case,
-        eights,
-        kernels::{Entry, value},
-    },
+    collective::{Arguments, Entry, Part, case::Case, eights, kernels::value},
     driver::{LaunchDims, RawFunction},
     error::Result,
     fabric::{

@@ -9,10 +9,7 @@ pub(crate) mod cut;
 
 use super::{Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch};
 use crate::{
-    collective::{
-        Arguments,
-        kernels::{Entry, value},
-    },
+    collective::{Arguments, Entry, kernels::value},
     driver::Address,
     error::Result,
     fabric::{DType, DeviceBarrier, ReduceOp, Shape, Side, types},

@@ -6,10 +6,7 @@
 
 use super::{Algorithm, Case, Matched, Member, cutting};
 use crate::{
-    collective::{
-        Arguments, KernelBarrier, code, eights, factors,
-        kernels::{Entry, value},
-    },
+    collective::{Arguments, Entry, KernelBarrier, code, eights, factors, kernels::value},
     driver::{Address, KernelArg},
     error::Result,
     fabric::{

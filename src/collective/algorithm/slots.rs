@@ -9,8 +9,8 @@
 use super::{Algorithm, Case, Matched, Member, Slice};
 use crate::{
     collective::{
-        Arguments, Bulk, Pieces, code, eights, factors,
-        kernels::{Entry, typed_float, value},
+        Arguments, Bulk, Entry, Pieces, code, eights, factors,
+        kernels::{typed_float, value},
         launch,
     },
     driver::Address,

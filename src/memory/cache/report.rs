@@ -8,12 +8,7 @@ use crate::{
     error::{Error, op_site::OpSite as Called},
     memory::{
         History, MemorySnapshot, MemoryStats, OutOfMemoryReport,
-        insight::{
-            leak::Leak,
-            out_of_memory::PendingOnStream,
-            site::CallSite,
-            snapshot::{BlockInfo, BlockState, ChunkInfo},
-        },
+        insight::{BlockInfo, BlockState, CallSite, Leak, out_of_memory::PendingOnStream, snapshot::ChunkInfo},
     },
 };
 use std::{collections::BTreeMap, sync::Arc};

@@ -1,6 +1,6 @@
 //! [`MemoryClasses`]: the small blocks of a snapshot, counted by size class.
 
-use super::snapshot::{BlockInfo, BlockState};
+use super::{BlockInfo, BlockState};
 use crate::memory::Bytes;
 use std::collections::BTreeMap;
 

@@ -1,10 +1,6 @@
 //! [`LeakReport`]: the buffers that are still live, by device and call site. A closing pool logs it.
 
-use super::{
-    HOW_TO_RECORD,
-    site::{CallSite, Name},
-    units::count,
-};
+use super::{CallSite, HOW_TO_RECORD, site::Name, units::count};
 use crate::memory::Bytes;
 use std::fmt;
 

@@ -3,11 +3,7 @@
 //! The cache calls it while recording is on. Live blocks are kept exactly; events are kept in a ring, so that a long
 //! run costs bounded memory (as PyTorch's `_record_memory_history(max_entries)` does).
 
-use super::{
-    leak::Leak,
-    site::{CallSite, Holder, holders},
-    snapshot::{BlockState, EventKind, MemoryEvent, MemorySnapshot},
-};
+use super::{BlockState, CallSite, EventKind, Holder, Leak, MemoryEvent, MemorySnapshot, site::holders};
 use crate::{driver::Address, error::op_site::OpSite};
 use std::{
     collections::{HashMap, VecDeque},

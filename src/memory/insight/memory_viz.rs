@@ -8,10 +8,7 @@
 //! * Numbers are `i64` below 2^53. A large `u64` becomes a pickle of nine bytes, which the viewer's script reads as a
 //!   `BigInt`; larger numbers it rounds.
 
-use super::{
-    site::CallSite,
-    snapshot::{BlockInfo, BlockState, EventKind, MemoryEvent, MemorySnapshot},
-};
+use super::{BlockInfo, BlockState, CallSite, EventKind, MemoryEvent, MemorySnapshot};
 use serde::Serialize;
 
 #[derive(Serialize)]

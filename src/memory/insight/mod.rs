@@ -11,5 +11,15 @@ pub(crate) mod ledger;
 pub(crate) mod memory_viz;
 pub(crate) mod snapshot;
 
+pub(crate) use self::{
+    leak::Leak,
+    site::CallSite,
+    snapshot::{BlockInfo, BlockState},
+};
+use self::{
+    site::Holder,
+    snapshot::{EventKind, MemoryEvent, MemorySnapshot},
+};
+
 // Errors use them, too, so they live in a lower room.
 pub(crate) use crate::error::{out_of_memory, out_of_memory::HOW_TO_RECORD, site, units};

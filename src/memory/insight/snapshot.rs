@@ -1,10 +1,6 @@
 //! [`MemorySnapshot`]: a device's memory pool as a value.
 
-use super::{
-    classes::MemoryClasses,
-    site::{CallSite, Holder, holders},
-    units::Micros,
-};
+use super::{CallSite, Holder, classes::MemoryClasses, site::holders, units::Micros};
 use crate::memory::stats::MemoryStats;
 
 /// The contents of a device's memory pool and, with recording on, its history. `Display` writes the counters, and the
