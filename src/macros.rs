@@ -90,15 +90,16 @@ macro_rules! typed_name {
     };
 }
 
-/// Methods of a builder that change it and return it: `pub fn name(self, value: T) { self.field = value; }`.
+/// Methods of a builder that change it and return it: `pub fn name(self, value: T) { self.field = value; }`. A generic
+/// type has its parameters behind it: `Type<T> [T: Bound];`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! setters {
-    ($Type:ty; $(
+    ($Type:ty $([$($bounds:tt)*])?; $(
         $(#[$meta:meta])*
         $vis:vis fn $name:ident ($this:ident $(, $($arg:ident)+: $Arg:ty)*) $body:block
     )+) => {
-        impl $Type {$(
+        impl $(<$($bounds)*>)? $Type {$(
             $(#[$meta])*
             $vis fn $name(mut $this $(, $($arg)+: $Arg)*) -> Self {
                 $body

@@ -94,14 +94,12 @@ impl<'n> Begin<'n> {
     pub(crate) fn at(op: &'static str, site: Site) -> Self {
         Begin { here: OpSite::outermost(op, site), name: None, until: None }
     }
+}
 
-    pub(crate) fn named(self, name: Option<&'n str>) -> Self {
-        Begin { name, ..self }
-    }
+setters! { Begin<'n> ['n];
+    pub(crate) fn named(self, name: Option<&'n str>) { self.name = name; }
 
-    pub(crate) fn until(self, until: Option<&'n CancelToken>) -> Self {
-        Begin { until, ..self }
-    }
+    pub(crate) fn until(self, until: Option<&'n CancelToken>) { self.until = until; }
 }
 
 /// When a closure fails, `tell` gets its error and a function that poisons the gang; it must call the function with the

@@ -36,7 +36,7 @@ pub(super) enum Sharing {
     Times(usize),
 }
 
-impl Builder {
+setters! { Builder;
     /// Allows one CUDA GPU to be several devices: `devices(&[0, 0, 0, 1, 1])` is a pool of five devices on two GPUs.
     /// Without this it is an error. **For tests** of code that needs more devices than there are GPUs, and for
     /// teaching. It is never faster.
@@ -53,11 +53,10 @@ impl Builder {
     ///
     /// One GPU can be at most 16 devices. Software GPUs are not shared: a software GPU that is listed twice is an
     /// error. This method overrides `GPU_POOL_SHARE`, which the page "Testing" of the guide explains.
-    pub fn share_gpus(mut self, share: bool) -> Self {
-        self.sharing = Some(if share { Sharing::Listed } else { Sharing::Never });
-        self
-    }
+    pub fn share_gpus(self, share: bool) { self.sharing = Some(if share { Sharing::Listed } else { Sharing::Never }); }
+}
 
+impl Builder {
     pub(super) fn shares(&self) -> bool {
         !matches!(self.sharing, None | Some(Sharing::Never))
     }

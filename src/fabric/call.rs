@@ -148,36 +148,6 @@ impl Call {
         }
     }
 
-    pub fn from(self, origin: Origin) -> Self {
-        Call { origin, ..self }
-    }
-
-    pub fn with(self, reduce: Option<ReduceOp>, root: Option<u32>) -> Self {
-        Call { reduce, root: root.map(|root| root as usize), ..self }
-    }
-
-    pub fn elements(self, dtype: DType, count: usize) -> Self {
-        Call { dtype: Some(dtype), count, ..self }
-    }
-
-    pub fn reducing(self, op: ReduceOp) -> Self {
-        Call { reduce: Some(op), ..self }
-    }
-
-    pub fn root(self, root: usize) -> Self {
-        Call { root: Some(root), ..self }
-    }
-
-    /// Elements of each member. All members must give the same ones.
-    pub fn counts(self, counts: &[usize]) -> Self {
-        Call { counts: Some(counts.into()), ..self }
-    }
-
-    /// A sum that a norm follows. All members must give the same norm.
-    pub fn norm(self, norm: ThenNorm) -> Self {
-        Call { norm, ..self }
-    }
-
     pub fn of_type<T: 'static>(self) -> Self {
         Call { of: Some((TypeId::of::<T>(), std::any::type_name::<T>())), count: size_of::<T>(), ..self }
     }
@@ -206,6 +176,26 @@ impl Call {
         .into_iter()
         .find_map(|(differs, what)| differs.then_some(what))
     }
+}
+
+setters! { Call;
+    pub fn from(self, origin: Origin) { self.origin = origin; }
+    pub fn with(self, reduce: Option<ReduceOp>, root: Option<u32>) {
+        self.reduce = reduce;
+        self.root = root.map(|root| root as usize);
+    }
+    pub fn elements(self, dtype: DType, count: usize) {
+        self.dtype = Some(dtype);
+        self.count = count;
+    }
+    pub fn reducing(self, op: ReduceOp) { self.reduce = Some(op); }
+    pub fn root(self, root: usize) { self.root = Some(root); }
+
+    /// Elements of each member. All members must give the same ones.
+    pub fn counts(self, counts: &[usize]) { self.counts = Some(counts.into()); }
+
+    /// A sum that a norm follows. All members must give the same norm.
+    pub fn norm(self, norm: ThenNorm) { self.norm = norm; }
 }
 
 impl std::fmt::Display for Call {

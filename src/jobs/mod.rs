@@ -136,22 +136,6 @@ impl GpuPool {
 }
 
 impl<M> JobsBuilder<'_, M> {
-    /// Most jobs that wait for a device (default 64, at least 1). Then [`submit`](Jobs::submit) waits.
-    pub fn queue(self, jobs: usize) -> Self {
-        JobsBuilder { queue: jobs, ..self }
-    }
-
-    /// How many earlier jobs of a device may still work on it when the next closure begins (default 1; 0 to 3). With 0
-    /// a job begins when the work of the one before is over.
-    pub fn overlap(self, jobs: usize) -> Self {
-        JobsBuilder { overlap: jobs, ..self }
-    }
-
-    /// A callback after each job that is over, on a device's thread: for a progress bar. It must not wait.
-    pub fn on_progress(self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        JobsBuilder { progress: Some(Box::new(progress)), ..self }
-    }
-
     #[track_caller]
     fn make_jobs(self, op: &'static str) -> Result<Jobs> {
         check_pid(&self.pool.shared)?;
@@ -160,6 +144,20 @@ impl<M> JobsBuilder<'_, M> {
         invalid_if!(self.overlap > MOST_OVERLAP, op, "an overlap of {}; at most {MOST_OVERLAP}", self.overlap);
         crate::panics::note_places();
         Ok(Jobs { core: Core::new(&self.pool.shared, self.queue, self.overlap, self.progress) })
+    }
+}
+
+setters! { JobsBuilder<'_, M> [M];
+    /// Most jobs that wait for a device (default 64, at least 1). Then [`submit`](Jobs::submit) waits.
+    pub fn queue(self, jobs: usize) { self.queue = jobs; }
+
+    /// How many earlier jobs of a device may still work on it when the next closure begins (default 1; 0 to 3). With 0
+    /// a job begins when the work of the one before is over.
+    pub fn overlap(self, jobs: usize) { self.overlap = jobs; }
+
+    /// A callback after each job that is over, on a device's thread: for a progress bar. It must not wait.
+    pub fn on_progress(self, progress: impl Fn(Progress) + Send + Sync + 'static) {
+        self.progress = Some(Box::new(progress));
     }
 }
 

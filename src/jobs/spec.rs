@@ -102,48 +102,6 @@ impl<'j, K> JobSpec<'j, K> {
         JobSpec { core, need, name, retries, limit, kind: PhantomData }
     }
 
-    /// A name for spans, and for the reports of jobs that run out of memory.
-    pub fn name(self, name: impl Into<String>) -> Self {
-        JobSpec { name: Some(name.into().into_boxed_str()), ..self }
-    }
-
-    /// Books so many bytes on each of its devices before it begins, until it is over. A device gives out its memory, or
-    /// the pool's [limit](crate::Builder::memory_limit), less the memory of buffers when it had no job. Without a
-    /// number a job begins when memory is left that is not booked.
-    pub fn memory(mut self, bytes: u64) -> Self {
-        self.need.bytes = bytes;
-        self
-    }
-
-    /// Runs on this device only (its ordinal in the pool).
-    pub fn on(self, device: usize) -> Self {
-        self.among(&[device])
-    }
-
-    /// Runs on one of these devices only; a gang on as many of them as it has members.
-    pub fn among(mut self, devices: &[usize]) -> Self {
-        self.need.among = Some(devices.into());
-        self
-    }
-
-    /// Runs on this device if it is as idle as the others.
-    pub fn prefer(mut self, device: usize) -> Self {
-        self.need.prefer = Some(device);
-        self
-    }
-
-    /// Jobs of higher priorities begin first (default 0). A job is overtaken at most 64 times more often than by its
-    /// place in the queue.
-    pub fn priority(mut self, priority: i32) -> Self {
-        self.need.priority = priority;
-        self
-    }
-
-    /// The job must be over so long after its submission; otherwise it is cancelled, with [`Error::Timeout`].
-    pub fn deadline(self, limit: Duration) -> Self {
-        JobSpec { limit: Some(limit), ..self }
-    }
-
     pub(super) fn into_packet<W>(self, work: W, site: Site) -> (Need, Arc<Packet<W>>) {
         let JobSpec { core, need, name, retries, limit, .. } = self;
         let deadline = limit.and_then(|limit| Some((Instant::now().checked_add(limit)?, limit)));
@@ -152,6 +110,32 @@ impl<'j, K> JobSpec<'j, K> {
         let extras = few.then(|| Box::new(Extras { name, retries: Mutex::new(retries), deadline, known }));
         (need, Arc::new(Packet { site, extras, work }))
     }
+}
+
+setters! { JobSpec<'_, K> [K];
+    /// A name for spans, and for the reports of jobs that run out of memory.
+    pub fn name(self, name: impl Into<String>) { self.name = Some(name.into().into_boxed_str()); }
+
+    /// Books so many bytes on each of its devices before it begins, until it is over. A device gives out its memory, or
+    /// the pool's [limit](crate::Builder::memory_limit), less the memory of buffers when it had no job. Without a
+    /// number a job begins when memory is left that is not booked.
+    pub fn memory(self, bytes: u64) { self.need.bytes = bytes; }
+
+    /// Runs on this device only (its ordinal in the pool).
+    pub fn on(self, device: usize) { self.need.among = Some([device].into()); }
+
+    /// Runs on one of these devices only; a gang on as many of them as it has members.
+    pub fn among(self, devices: &[usize]) { self.need.among = Some(devices.into()); }
+
+    /// Runs on this device if it is as idle as the others.
+    pub fn prefer(self, device: usize) { self.need.prefer = Some(device); }
+
+    /// Jobs of higher priorities begin first (default 0). A job is overtaken at most 64 times more often than by its
+    /// place in the queue.
+    pub fn priority(self, priority: i32) { self.need.priority = priority; }
+
+    /// The job must be over so long after its submission; otherwise it is cancelled, with [`Error::Timeout`].
+    pub fn deadline(self, limit: Duration) { self.limit = Some(limit); }
 }
 
 impl Core {
@@ -245,9 +229,7 @@ submission!(Once, T, Single::once, FnOnce(&Device) -> Result<T> + Send + 'static
 submission!(Again, T, Single::again, FnMut(&Device) -> Result<T> + Send + 'static);
 submission!(Several, Vec<T>, Each::new, Fn(&Device, &Group<'_>) -> Result<T> + Send + Sync + 'static);
 
-impl JobSpec<'_, Several> {
+setters! { JobSpec<'_, Several>;
     /// Begins again after an error, a panic or the loss of a device: at most so many times.
-    pub fn retry(self, times: u32) -> Self {
-        JobSpec { retries: times, ..self }
-    }
+    pub fn retry(self, times: u32) { self.retries = times; }
 }

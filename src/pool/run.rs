@@ -44,21 +44,6 @@ impl<'p, P> Run<'p, P> {
         Run { shared, devices: None, name: None, until: None, parts }
     }
 
-    /// As [`GpuPool::on`].
-    pub fn on(self, devices: &'p [usize]) -> Self {
-        Run { devices: Some(devices), ..self }
-    }
-
-    /// As [`GpuPool::named`].
-    pub fn named(self, name: &'p str) -> Self {
-        Run { name: Some(name), ..self }
-    }
-
-    /// Ends the run when the token is cancelled: as [`GpuPool::run_until`].
-    pub fn until(self, token: &'p CancelToken) -> Self {
-        Run { until: Some(token), ..self }
-    }
-
     pub(super) fn parted<Q>(self, parts: Q) -> (Run<'p, Q>, P) {
         let Run { shared, devices, name, until, parts: old } = self;
         (Run { shared, devices, name, until, parts }, old)
@@ -80,6 +65,17 @@ impl<'p, P> Run<'p, P> {
         let begin = Begin::at(op, Location::caller()).named(self.name).until(self.until);
         run(self.shared, devices, f, tell, |_| {}, begin)
     }
+}
+
+setters! { Run<'p, P> ['p, P];
+    /// As [`GpuPool::on`].
+    pub fn on(self, devices: &'p [usize]) { self.devices = Some(devices); }
+
+    /// As [`GpuPool::named`].
+    pub fn named(self, name: &'p str) { self.name = Some(name); }
+
+    /// Ends the run when the token is cancelled: as [`GpuPool::run_until`].
+    pub fn until(self, token: &'p CancelToken) { self.until = Some(token); }
 }
 
 impl<'p> Run<'p> {

@@ -137,22 +137,6 @@ impl FaultPlan {
         Self::default()
     }
 
-    /// The seed of [`FaultRule::chance`]; its draws also depend on rule, device and count.
-    #[must_use]
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
-        self
-    }
-
-    /// Adds a rule. Counts and log start anew, for this plan and its future clones.
-    #[must_use]
-    pub fn on(mut self, rule: FaultRule) -> Self {
-        Arc::make_mut(&mut self.rules).push(rule);
-        let paused = self.state.lock().paused;
-        self.state = Arc::new(Mutex::new(State { paused, ..State::default() }));
-        self
-    }
-
     /// The plan injects nothing before [`resume`](Self::resume), so that a pool can be built first.
     #[must_use]
     pub fn paused(self) -> Self {
@@ -195,14 +179,6 @@ impl FaultPlan {
         let mut state = self.state.lock();
         state.holding.retain(|other| other.strong_count() > 0);
         state.holding.push(holder);
-    }
-
-    /// The library itself fails at this point, on all devices, also while the plan is paused: for tests of the tests.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn at(mut self, point: FailPoint) -> Self {
-        self.points.push(point);
-        self
     }
 
     /// The library fails once at this point of the device.
@@ -256,6 +232,25 @@ impl FaultPlan {
     pub(crate) fn random(&self, what: u64, n: u64) -> u64 {
         mix([self.seed, what, n].into_iter())
     }
+}
+
+setters! { FaultPlan;
+    /// The seed of [`FaultRule::chance`]; its draws also depend on rule, device and count.
+    #[must_use]
+    pub fn seed(self, seed: u64) { self.seed = seed; }
+
+    /// Adds a rule. Counts and log start anew, for this plan and its future clones.
+    #[must_use]
+    pub fn on(self, rule: FaultRule) {
+        Arc::make_mut(&mut self.rules).push(rule);
+        let paused = self.state.lock().paused;
+        self.state = Arc::new(Mutex::new(State { paused, ..State::default() }));
+    }
+
+    /// The library itself fails at this point, on all devices, also while the plan is paused: for tests of the tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn at(self, point: FailPoint) { self.points.push(point); }
 }
 
 impl FaultRule {

@@ -89,12 +89,6 @@ impl Topology {
         }
     }
 
-    /// Changes the hosts: every device is on one of them. Without hosts, all devices are on one host.
-    pub fn with_hosts(mut self, hosts: Vec<HostModel>) -> Self {
-        self.hosts = hosts;
-        self
-    }
-
     /// The hosts; none if all devices are on one host.
     pub fn hosts(&self) -> &[HostModel] {
         &self.hosts

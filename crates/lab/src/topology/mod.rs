@@ -230,6 +230,9 @@ setters! { Topology;
     /// Sets the cost of the kernels with this name. The default is one transfer for each byte of a read argument, two
     /// for each byte of a written argument, and no arithmetic.
     pub fn with_kernel(self, name: impl Into<String>, cost: KernelCost) { self.kernels.insert(name.into(), cost); }
+
+    /// Changes the hosts: every device is on one of them. Without hosts, all devices are on one host.
+    pub fn with_hosts(self, hosts: Vec<HostModel>) { self.hosts = hosts; }
 }
 
 impl Topology {
