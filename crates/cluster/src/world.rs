@@ -423,8 +423,8 @@ impl WorldScope for Scope {
         let (members, call, site) = told(members, call, site);
         let key: Key = (self.id, members.clone(), number);
         let (arrival, scope, device) = (0, self.id, place.device as u32);
-        let leads = leads.then(|| Arrive { arrival, scope, members, number, device, proxied, call, site, note });
-        self.local.post(|inner| ((), inner.process.arrive(&key, leads)));
+        let arrive = Arrive { arrival, scope, members, number, device, proxied, call, site, note };
+        self.local.post(|inner| ((), inner.process.arrive(&key, leads.then_some(arrive))));
         let committed = self.local.wait("a collective", |process| process.committed(&key))?;
         let window = self.local.window(Class::Collective, committed.window);
         Ok(Commit { number: committed.number, notes: committed.notes, window })

@@ -312,7 +312,8 @@ pub(super) fn bytes(range: &Range<usize>, size: usize) -> Range<usize> {
     range.start * size..range.end * size
 }
 
-thread_local!(static LAST: RefCell<Option<(Call, Option<u64>, Rc<str>)>> = const { RefCell::new(None) });
+type Headline = (Call, Option<u64>, Rc<str>);
+thread_local!(static LAST: RefCell<Option<Headline>> = const { RefCell::new(None) });
 
 /// The text that all processes must have alike. Members may give factors of their own.
 pub(super) fn headline(call: &Call, registered: Option<u64>) -> Rc<str> {

@@ -7,8 +7,13 @@ use crate::runtime::{DeviceInternals, GroupInternals};
 use gpu_pool::{AsView, DeviceBuffer, DeviceView, DeviceViewMut, Element, Group, Result, kernel::Float};
 use std::ops::Range;
 
-/// Least bytes of the rows that are exchanged, and multiplications of their product, between GPUs whose kernels meet.
-const LEAST: (usize, usize) = (32 << 20, 1 << 35);
+/// Least bytes of the rows that are exchanged, between GPUs whose kernels meet: of sums, and of a gather, whose product
+/// has as few parts as there are members. On two H200s sums of 64 MB were no faster beside the products, and those of
+/// 32 MB slower; a gather of 32 MB was 1.14 times as fast.
+const SUMMED: usize = 96 << 20;
+const GATHERED: usize = 32 << 20;
+/// Least multiplications of their product.
+const WORK: usize = 1 << 35;
 /// Blocks end where a tile of the product ends, whatever the library's tiles are.
 const TILE: usize = 128;
 
@@ -25,13 +30,13 @@ fn cut(parts: &[Range<usize>], weights: &[u16]) -> Vec<Vec<Range<usize>>> {
 
 impl<T: Float + Element> LinearPart<T> {
     /// One weight: nothing is cut.
-    fn weights(&self, group: &Group<'_>, [rows, exchanged, inner]: [usize; 3]) -> &'static [u16] {
+    fn weights(&self, group: &Group<'_>, least: usize, [rows, exchanged, inner]: [usize; 3]) -> &'static [u16] {
         let len = rows.saturating_mul(exchanged);
         let (bytes, work) = (len.saturating_mul(size_of::<T>()), len.saturating_mul(inner));
         match self.blocks {
             _ if !overlaps(group) => &[1],
             Some(blocks) => blocks,
-            None if bytes < LEAST.0 || work < LEAST.1 || !group.kernels_meet() => &[1],
+            None if bytes < least || work < WORK || !group.kernels_meet() => &[1],
             None => &[2, 1, 1],
         }
     }
@@ -48,7 +53,7 @@ impl<T: Float + Element> LinearPart<T> {
         let (x, dev, inputs, outputs) = (x.view(), group.device(), self.inputs, self.outputs);
         fits("linear", "x", x.len(), (rows, inputs))?;
         let mut y = Self::room(dev, [rows, outputs, inputs])?;
-        let (blocks, mut done) = (cut(parts, self.weights(group, [rows, outputs, inputs])), 0);
+        let (blocks, mut done) = (cut(parts, self.weights(group, SUMMED, [rows, outputs, inputs])), 0);
         for run in blocks.iter().flat_map(|block| block.chunk_by(|a, b| a.end == b.start)) {
             let (start, end, from) = (run[0].start, run[run.len() - 1].end, done);
             done += (end - start) * outputs;
@@ -76,7 +81,7 @@ impl<T: Float + Element> LinearPart<T> {
         (rows, back): (usize, bool),
     ) -> Result<(DeviceBuffer<T>, DeviceBuffer<T>)> {
         let (inner, cols) = if back { (self.outputs, self.inputs) } else { (self.inputs, self.outputs) };
-        let (part, beside) = (part.view(), self.weights(group, [rows, inner, cols]).len() > 1);
+        let (part, beside) = (part.view(), self.weights(group, GATHERED, [rows, inner, cols]).len() > 1);
         let own = if beside { balanced(group.rank(), group.count(), rows) } else { 0..0 };
         let mut y = Self::room(group.device(), [rows, cols, inner])?;
         let mut product = |x: DeviceView<'_, T>, rows: Range<usize>| {
