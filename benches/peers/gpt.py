@@ -20,7 +20,7 @@ import tempfile
 
 import ranks
 
-HOW = "GPU_POOL_GPT"
+HOW = "PEER_GPT"
 LIMIT = 90
 WORDS, CONTEXT, WIDTH, HEADS, LAYERS, SEQUENCES = 50304, 1024, 768, 12, 12, 8
 
