@@ -72,7 +72,7 @@ impl Bulk {
     pub(crate) fn engines(self, members: usize, overlapped: bool) -> usize {
         match (self, members) {
             (Bulk::Sums, 2) if overlapped => 8 << 20,
-            (Bulk::Parts, 2) | (Bulk::Moves, 2..=4) if overlapped => 16 << 20,
+            (Bulk::Parts | Bulk::Moves, 2) if overlapped => 16 << 20,
             (Bulk::Sums, 2) => 64 << 20,
             (Bulk::Parts, 2) => 512 << 20,
             (Bulk::Moves, 2..=4) => 128 << 20,

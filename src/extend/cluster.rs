@@ -208,7 +208,7 @@ internals! {
         fn spans_processes[](self: &Self) -> bool;
         /// Carries a collective out, or captures it. Asynchronous on the current stream.
         fn run[](self: &Self, request: Request) -> Result<()>;
-        /// Carries a collective out that leaves most of the device to other work. Not for captures.
+        /// The group on a token of the same device, whose collectives leave most of it to other work. Not for captures.
         fn beside['v](self: &Self, via: &'v Device) -> Group<'v>;
         /// Returns what each member tells, by rank.
         fn meet[](self: &Self, call: &Call, payload: Payload) -> Result<SmallVec<[Arc<Descriptor>; 8]>> =

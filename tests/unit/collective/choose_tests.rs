@@ -186,7 +186,7 @@ fn the_choice_by_size_on_h200s() {
         (4, "reduce_scatter", DType::I32, CALLED, "ll 512K eager 4M fused"),
         (4, "reduce_scatter", DType::BF16, OVERLAPPED, "inbox 2M slots 8M fused"),
         (4, "all_gather", DType::F32, CALLED, "ll 512K eager 4M fused 96M ce"),
-        (4, "all_gather", DType::BF16, OVERLAPPED, "ll 512K eager 4M fused 12M ce"),
+        (4, "all_gather", DType::BF16, OVERLAPPED, "ll 512K eager 4M fused 96M ce"),
         (4, "all_gather", DType::F32, GRAPH, "ll 512K eager 4M fused"),
         (4, "broadcast", DType::F32, CALLED, "ll 128K eager 256K fused"),
         (4, "reduce", DType::F32, CALLED, "inbox 256K fused"),
