@@ -379,12 +379,8 @@ def rest(bench):
 HEADLINES = [
     ("a closure on both GPUs and back, against `rayon::broadcast`",
      ("scope", "2 x NVIDIA H200", "gpu/2", "rayon"), "scope"),
-    ("a further pool until its first all-reduce is over, against NCCL",
-     ("collectives", "2 x NVIDIA H200", "gpu/setup/2", "NCCL"), "collectives"),
     ("4 KiB of memory and back on 4 threads, against `cuMemAllocAsync`",
      ("memory", "4 x NVIDIA H200", "gpu/small/pair_4K/all", "cuMemAllocAsync"), "memory"),
-    ("a training step of 8192 rows on 2 GPUs, against PyTorch's DDP",
-     ("overlap", "2 x NVIDIA H200", "gpu/step/2/8192", "DDP"), "gradients"),
     ("a training step of GPT-2 small on 2 GPUs, against DDP with `torch.compile`",
      ("gpt", "2 x NVIDIA H200", "gpu/gpt/2/step", "DDP, torch.compile"), "training"),
     ("words of a Llama-shaped model on 2 GPUs, 8 sequences, against `torch.compile` and NCCL in a graph",
