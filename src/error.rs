@@ -9,20 +9,17 @@ pub(crate) mod site;
 pub(crate) mod site_id;
 pub(crate) mod units;
 
-pub(crate) use self::{
-    op_site::OpGuard,
-    site_id::{OpId, SiteId},
-};
-
 pub use crate::token::DeviceThreadOnly;
 use crate::{contain::text_of, here};
 use calls::also_calls;
 pub(crate) use calls::listed;
 pub use calls::{DeviceCall, WorldCall};
 pub use misuse::{Allocation, Kind, Operation, Report};
+pub(crate) use op_site::OpGuard;
 use op_site::OpSite;
 pub(crate) use out_of_memory::BookedJob;
 use out_of_memory::{Indented, OutOfMemoryReport};
+pub(crate) use site_id::{OpId, SiteId};
 use std::{error::Error as StdError, fmt, panic::Location, sync::Arc, time::Duration};
 
 /// `Result` with this crate's [`Error`] as the default error type.

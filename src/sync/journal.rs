@@ -135,12 +135,12 @@ pub struct Reader<M> {
     memory: M,
     own: usize,
     next: u64,
-    of: Vec<Behind>,
+    of: Vec<Cursor>,
 }
 
 /// What was read of a process: slots, and its last record, or the beginning of one.
 #[derive(Clone, Default)]
-struct Behind {
+struct Cursor {
     slots: u64,
     record: Vec<u8>,
     goes_on: bool,
@@ -148,7 +148,7 @@ struct Behind {
 
 impl<M: Memory> Reader<M> {
     pub fn new(memory: M, own: usize) -> Self {
-        let of = vec![Behind::default(); memory.processes()];
+        let of = vec![Cursor::default(); memory.processes()];
         Reader { memory, own, next: 0, of }
     }
 

@@ -24,6 +24,7 @@ mod proxied_tests;
 #[path = "../tests/unit/hub/shipment_tests.rs"]
 mod shipment_tests;
 mod unnamed;
+mod values;
 
 use super::mutant::{self, Rule};
 use super::wire::{Arrive, Call, Entry, Failure, Kind, Member, Record, ToHost, ToHub, cut};
@@ -82,7 +83,7 @@ pub(crate) struct Hub {
     opened: BTreeSet<usize>,
     /// How many may not join.
     refused: usize,
-    /// It decides for this process: others do so themselves.
+    /// Of a replica: the process for which it decides.
     only: Option<usize>,
     scopes: BTreeMap<u64, Scope>,
     /// Scopes that not all processes have left, by name and number of the call.
@@ -116,7 +117,7 @@ struct Scope {
     closed: bool,
     begun: bool,
     failed: Option<Failure>,
-    /// Their nodes are small: the allocator has large ones less quickly, and each meeting makes one.
+    /// In boxes, so that the map's nodes are small: each meeting makes one, and a large one takes longer.
     meetings: BTreeMap<(Arc<[Member]>, u64), Box<Meeting>>,
 }
 
@@ -249,42 +250,10 @@ impl Hub {
         self.left.contains(&host)
     }
 
-    fn keep_few_words(&mut self, key: &str) {
-        if !key.starts_with(WORDS) || self.words.iter().any(|known| known == key) {
-            return;
-        }
-        self.words.push_back(key.to_owned());
-        if self.words.len() > MOST_WORDS
-            && let Some(oldest) = self.words.pop_front()
-        {
-            self.values.remove(&oldest);
-            self.asked.remove(&oldest);
-        }
-    }
-
     fn handle(&mut self, host: usize, frame: ToHub) -> Result<(), &'static str> {
-        if let ToHub::Set { key, .. } | ToHub::Get { key, .. } = &frame {
-            self.keep_few_words(key);
-        }
-        if let ToHub::Set { key, .. } = &frame
-            && let Some((teller, _)) = key.strip_prefix(WORDS).and_then(|key| key.split_once('/'))
-        {
-            fail_if!(teller.parse() != Ok(host), "words of another process");
-        }
         match frame {
-            ToHub::Set { key, value } => {
-                if key.strip_prefix(OPENED).is_some_and(|rank| rank.parse() == Ok(host)) {
-                    self.opened.insert(host);
-                }
-                for (asker, _) in self.asked.remove(&key).unwrap_or_default() {
-                    self.out.push((asker, ToHost::Value { key: key.clone(), value: value.clone() }));
-                }
-                self.values.insert(key, value);
-            }
-            ToHub::Get { key, waits } => match self.values.get(&key) {
-                Some(value) => self.out.push((host, ToHost::Value { value: value.clone(), key })),
-                None => self.asked.entry(key).or_default().push((host, waits)),
-            },
+            ToHub::Set { key, value } => return self.set(host, key, value),
+            ToHub::Get { key, waits } => self.get(host, key, waits),
             ToHub::Begin { scope, entry, deadline, site } => {
                 let (at, moved, progress) = (self.now, self.now, 0);
                 let announced = Announced { id: scope, deadline, site, at, progress, moved };

@@ -4,22 +4,23 @@
 //! Every wait here ends when the hub says so, when the cluster ends, or when the link knows that the hub is silent:
 //! deadlines are the hub's. `loom_tests/world.rs` has models of these threads.
 
+mod scope;
+
 use super::hub::{MOST_WORDS, WORDS};
-use super::process::{Class, Key, Process};
-use super::wire::{self, Arrive, Failure, Member, Record, ToHost, ToHub, cut, hash, shortened, text};
+use super::process::{Class, Process};
+use super::wire::{self, Failure, Record, ToHost, ToHub, cut, hash, shortened, text};
 use crate::runtime::{
-    ErrorInternals, Place, WallClock,
+    ErrorInternals, WallClock,
     sync::{
         shim::{Condvar, Mutex, is_crowded, spin_loop, thread, yield_rounds},
         site::flag,
     },
 };
-use crate::traits::{Arrival, Commit, Entry, Transport, Window, World, WorldScope};
+use crate::traits::{Entry, Transport, Window, World, WorldScope};
 use gpu_pool::{Error, Result, error::Site};
+use scope::Scope;
 use std::{
-    cell::RefCell,
     collections::{BTreeMap, VecDeque},
-    ptr,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -205,7 +206,7 @@ impl Local {
         mut answer: impl FnMut(&mut Process) -> Option<Result<T, Failure>>,
     ) -> Result<T> {
         let near = self.near();
-        // At first without a word to the others, who may wake a thread of this process in vain.
+        // At first the others are not told that this process waits: they could wake its thread in vain.
         for _ in 0..if near.is_none() || is_crowded() { 0 } else { SPINS } {
             if let Some(answer) = answer(&mut self.inner.lock().process) {
                 return answer.map_err(|failure| failure.error(op));
@@ -390,79 +391,5 @@ impl World for Members {
             false => Window::none(),
         };
         Ok((scope, window))
-    }
-}
-
-struct Scope {
-    local: Arc<Local>,
-    id: u64,
-}
-
-/// A call, as it is told: the thread's last one, if it was like this.
-fn told(places: &[Place], call: &str, site: Site) -> (Arc<[Member]>, Arc<str>, Arc<str>) {
-    type Last = (Arc<[Member]>, Arc<str>, Arc<str>, Site);
-    thread_local!(static LAST: RefCell<Option<Last>> = const { RefCell::new(None) });
-    let member = |place: &Place| (place.host as u32, place.device as u32);
-    LAST.with_borrow_mut(|last| {
-        let known = last.take().filter(|(members, text, _, at)| {
-            members.iter().copied().eq(places.iter().map(member)) && **text == *call && ptr::eq(*at, site)
-        });
-        let new = || (places.iter().map(member).collect(), cut(call.to_owned()).into(), text(&site).into(), site);
-        let (members, call, text, _) = last.insert(known.unwrap_or_else(new)).clone();
-        (members, call, text)
-    })
-}
-
-impl WorldScope for Scope {
-    fn meet(&self, arrival: Arrival<'_>) -> Result<Commit> {
-        let Arrival { members, number, place, call, site, leads, proxied, note } = arrival;
-        if members.len() > wire::MOST_MEMBERS {
-            let why = format_args!("a group of {} devices; at most {}", members.len(), wire::MOST_MEMBERS);
-            return Err(Error::invalid_at(site, "a collective", why));
-        }
-        let (members, call, site) = told(members, call, site);
-        let key: Key = (self.id, members.clone(), number);
-        let (arrival, scope, device) = (0, self.id, place.device as u32);
-        let arrive = Arrive { arrival, scope, members, number, device, proxied, call, site, note };
-        self.local.post(|inner| ((), inner.process.arrive(&key, leads.then_some(arrive))));
-        let committed = self.local.wait("a collective", |process| process.committed(&key))?;
-        let window = self.local.window(Class::Collective, committed.window);
-        Ok(Commit { number: committed.number, notes: committed.notes, window })
-    }
-
-    fn fail(&self, device: Option<usize>, cause: &Error) {
-        let device = device.map(|device| device as u32);
-        let cause = text(cause);
-        self.local.post(|inner| ((), inner.process.fail(self.id, device, cause)));
-    }
-
-    fn when_failed(&self, tell: Box<dyn FnOnce(Error) + Send>) {
-        let mut inner = self.local.inner.lock();
-        match inner.process.failure_elsewhere(self.id) {
-            Some(failure) => {
-                drop(inner);
-                tell(failure.error("a scope"));
-            }
-            None => inner.tells.entry(self.id).or_default().push(tell),
-        }
-    }
-
-    fn end(&self) -> Result<()> {
-        self.local.post(|inner| ((), inner.process.end(self.id)));
-        self.local.wait("the end of a scope", |process| process.ended(self.id))
-    }
-}
-
-impl Drop for Scope {
-    fn drop(&mut self) {
-        let unused = self.local.post(|inner| {
-            let told = inner.process.forget(self.id);
-            // A turn that is over may be another one's.
-            if !flag("world.forget.silent") {
-                self.local.changed.notify_all();
-            }
-            ((inner.tells.remove(&self.id), inner.progress.remove(&self.id)), told)
-        });
-        drop(unused);
     }
 }

@@ -4,7 +4,7 @@
 mod functions;
 
 use self::functions as kernels;
-use super::family::NULL;
+use super::family::Input;
 use crate::runtime::{OpSite, Operations, rows_of, same_len, tiles};
 use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Result, kernel::Float};
 
@@ -184,8 +184,8 @@ fn activate<T: Float>(
     let _here = dev.enter(op);
     let n = y.len();
     same_len(op, x.map_or(n, |x| x.len()), n)?;
-    let (x, cols) = (x.ok_or(y.address()), width(op, n, bias)?);
-    let args = (x, bias.ok_or(NULL), y, n as u64, cols, f as u32);
+    let (x, cols) = (Input::view_or(x, y.address()), width(op, n, bias)?);
+    let args = (x, Input::view_or_null(bias), y, n as u64, cols, f as u32);
     // SAFETY: `x` and `y` have `n` elements, the bias has `cols`, which divides `n`; a null bias is none.
     unsafe { dev.launch(&kernels::activate::<T>(), tiles::<T>(n), args) }
 }
@@ -202,8 +202,8 @@ fn step_back<T: Float>(
     let _here = dev.enter(op);
     let n = x.len();
     same_len(op, dy.map_or(dx.len(), |dy| dy.len()), n)?;
-    let (dy, cols) = (dy.ok_or(dx.address()), width(op, n, bias)?);
-    let args = (dy, x, bias.ok_or(NULL), dx, n as u64, cols, f as u32);
+    let (dy, cols) = (Input::view_or(dy, dx.address()), width(op, n, bias)?);
+    let args = (dy, x, Input::view_or_null(bias), dx, n as u64, cols, f as u32);
     // SAFETY: `dy`, `x` and `dx` have `n` elements, the bias has `cols`, which divides `n`; a null bias is none.
     unsafe { dev.launch(&kernels::backward::<T>(), tiles::<T>(n), args) }
 }

@@ -14,10 +14,26 @@ use std::marker::PhantomData;
 pub(super) type In<T> = &'static [T];
 pub(super) type Out<T> = &'static mut [T];
 
-/// The parameter for an input that may be the output beside it, or not there: its argument is a view, or the address of
-/// the output, or [`NULL`]. The host kernel gets a slice or nothing.
+/// The parameter for an input that may be the output beside it, or not there. The host kernel gets a slice or nothing.
 pub(super) struct Maybe<T>(PhantomData<fn(T)>);
-pub(super) const NULL: u64 = 0;
+
+/// The argument for a [`Maybe`].
+pub(super) enum Input<'v, T: DeviceCopy> {
+    View(DeviceView<'v, T>),
+    /// In place: the address of the output.
+    Output(u64),
+    Null,
+}
+
+impl<'v, T: DeviceCopy> Input<'v, T> {
+    pub(super) fn view_or(view: Option<DeviceView<'v, T>>, output: u64) -> Self {
+        view.map_or(Input::Output(output), Input::View)
+    }
+
+    pub(super) fn view_or_null(view: Option<DeviceView<'v, T>>) -> Self {
+        view.map_or(Input::Null, Input::View)
+    }
+}
 
 // SAFETY: a shared slice, or an address where the device function reads what it may write by another parameter.
 unsafe impl<T: DeviceCopy> Param for Maybe<T> {
@@ -29,9 +45,13 @@ unsafe impl<T: DeviceCopy> Param for Maybe<T> {
     }
 }
 
-impl<T: DeviceCopy> Arg<Maybe<T>> for std::result::Result<DeviceView<'_, T>, u64> {
+impl<T: DeviceCopy> Arg<Maybe<T>> for Input<'_, T> {
     fn pack(self) -> Packed {
-        self.map_or_else(Arg::<u64>::pack, Arg::<In<T>>::pack)
+        match self {
+            Input::View(view) => Arg::<In<T>>::pack(view),
+            Input::Output(address) => Arg::<u64>::pack(address),
+            Input::Null => Arg::<u64>::pack(0),
+        }
     }
 }
 

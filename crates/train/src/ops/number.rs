@@ -4,7 +4,7 @@
 //! Invariant: each element is computed by itself and rounded once. The smallest and the largest do not depend on the
 //! order of comparisons.
 
-use super::family::{In, Maybe, Out, binary, each, kernels};
+use super::family::{In, Input, Maybe, Out, binary, each, kernels};
 use crate::kernels::NUMBER;
 use crate::runtime::{ErrorInternals, Operations, Real, as_type, as_type_mut, lanes, same_len, stride, tiles};
 use gpu_pool::{
@@ -166,8 +166,9 @@ macro_rules! unary {
         fn $name<X: AsView<Elem: Float>>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>> {
             let (x, _here) = (x.view(), self.enter(stringify!($name)));
             let (n, mut y) = (x.len(), self.allocate(stringify!($name), x.len())?);
+            let args = (Input::View(x), &mut y, n as u64, $op);
             // SAFETY: both have `n` elements.
-            unsafe { self.launch(&unary_kernel::<X::Elem>(), tiles::<X::Elem>(n), (Ok(x), &mut y, n as u64, $op))? };
+            unsafe { self.launch(&unary_kernel::<X::Elem>(), tiles::<X::Elem>(n), args)? };
             Ok(y)
         }
 
@@ -175,7 +176,7 @@ macro_rules! unary {
         #[track_caller]
         fn $in_place<X: AsViewMut<Elem: Float>>(&self, x: &mut X) -> Result<()> {
             let (x, _here) = (x.view_mut(), self.enter(stringify!($in_place)));
-            let (n, at) = (x.len(), Err(x.address()));
+            let (n, at) = (x.len(), Input::Output(x.address()));
             // SAFETY: the kernel reads and writes `n` elements of `x`.
             unsafe { self.launch(&unary_kernel::<X::Elem>(), tiles::<X::Elem>(n), (at, x, n as u64, $op)) }
         }
@@ -241,12 +242,12 @@ fn launch<T: Number>(
     let (n, dims, larger) = (len as u64, stride(len.div_ceil(4)), u32::from(which == Binary::Max));
     // SAFETY: all have `n` elements. In place the kernel reads and writes `z`. Words are as large as the elements.
     unsafe {
-        let x = x.ok_or(z.address());
+        let output = z.address();
         if which == Binary::Div {
-            return dev.launch(&divide::<T>(), dims, (x, y, z, n));
+            return dev.launch(&divide::<T>(), dims, (Input::view_or(x, output), y, z, n));
         }
         by_word!(T, W => {
-            let x = x.map(|x| as_type::<T, W>(x, len));
+            let x = Input::view_or(x.map(|x| as_type::<T, W>(x, len)), output);
             let (y, z) = (as_type::<T, W>(y, len), as_type_mut::<T, W>(z, len));
             dev.launch(&select::<W>(), dims, (x, y, z, n, T::INFINITY, T::KIND, larger))
         })

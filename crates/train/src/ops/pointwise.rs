@@ -1,7 +1,7 @@
 //! Sums, differences and products of two buffers, element by element: `binary` of `kernels/pointwise.cu`. Invariant:
 //! each element is computed by itself, in `f32` (of `f64` in `f64`), and rounded once.
 
-use super::family::{In, Maybe, Out, binary, each, kernels};
+use super::family::{In, Input, Maybe, Out, binary, each, kernels};
 use crate::kernels::POINTWISE;
 use crate::runtime::{Operations, same_len, tiles};
 use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Result, kernel::Float};
@@ -53,7 +53,7 @@ fn launch<T: Float>(
     let n = y.len();
     same_len(op, x.map_or(z.len(), |x| x.len()), n)?;
     same_len(op, z.len(), n)?;
-    let args = (x.ok_or(z.address()), y, z, n as u64, which as u32);
+    let args = (Input::view_or(x, z.address()), y, z, n as u64, which as u32);
     // SAFETY: all have `n` elements. In place the kernel reads and writes `z`.
     unsafe { dev.launch(&binary_kernel::<T>(), tiles::<T>(n), args) }
 }

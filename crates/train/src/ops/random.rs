@@ -3,7 +3,7 @@
 //!
 //! Invariant: element `i` of a call with `offset` is element `offset + i` of the seed's sequence, on every device.
 
-use super::family::{Maybe, Out, each, kernels};
+use super::family::{Input, Maybe, Out, each, kernels};
 use crate::kernels::RANDOM;
 use crate::runtime::{ErrorInternals, Operations, Real, fours_of_packs};
 use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, DeviceViewMut, Error, Kernel, Result, kernel, kernel::Float};
@@ -204,7 +204,7 @@ pub trait Random: Operations {
         let n = sequence("dropout", x.len(), offset)?;
         let (threshold, scale) = chance::<<X::Elem as Float>::Acc>("dropout", probability)?;
         let mut y = self.allocate("dropout", x.len())?;
-        let args = (Ok(x), &mut y, n, seed, offset, threshold, scale);
+        let args = (Input::View(x), &mut y, n, seed, offset, threshold, scale);
         // SAFETY: both have `n` elements.
         unsafe { self.launch(&dropout::<X::Elem>(), fours_of_packs::<X::Elem>(x.len()), args)? };
         Ok(y)
@@ -224,7 +224,7 @@ pub trait Random: Operations {
         let n = sequence("dropout_in_place", x.len(), offset)?;
         let (threshold, scale) = chance::<<X::Elem as Float>::Acc>("dropout_in_place", probability)?;
         let dims = fours_of_packs::<X::Elem>(x.len());
-        let args = (Err(x.address()), x, n, seed, offset, threshold, scale);
+        let args = (Input::Output(x.address()), x, n, seed, offset, threshold, scale);
         // SAFETY: `x` has `n` elements.
         unsafe { self.launch(&dropout::<X::Elem>(), dims, args) }
     }

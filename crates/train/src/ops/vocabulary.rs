@@ -1,7 +1,7 @@
 //! The two halves of a cross-entropy over columns that lie on several devices: `kernels/vocabulary.cu`.
 //! Invariant: the loss has the same bits on all members, since sums over members go in their order.
 
-use super::family::{In, Maybe, Out, kernels, small, wide};
+use super::family::{In, Input, Maybe, Out, kernels, small, wide};
 use crate::kernels::VOCABULARY;
 use crate::runtime::{ErrorInternals, Operations, Real, pairwise};
 use gpu_pool::{
@@ -103,7 +103,7 @@ pub(crate) trait Vocabulary: Operations {
         let members = all.len() / (STATS * rows.max(1));
         let _here = self.enter(OP);
         let mut loss = self.allocate(OP, rows)?;
-        let from = Err(x.address());
+        let from = Input::Output(x.address());
         let args =
             (from, labels.view(), all.view(), x.view_mut(), &mut loss, rows as u64, width, members as u32, scale);
         // SAFETY: `x` has `rows` rows of `cols` elements; there are as many labels and losses, and `STATS` numbers for

@@ -1,7 +1,7 @@
 //! Softmax and its logarithm, and cross-entropy with labels, each with its step back.
 
 use super::super::embedding::Index;
-use super::super::family::{In, Maybe, NULL, Out, each_row, each_row_mut, kernels, wide};
+use super::super::family::{In, Input, Maybe, Out, each_row, each_row_mut, kernels, wide};
 use super::row_dims;
 use crate::kernels::ROWS;
 use crate::runtime::{ErrorInternals, Operations, Real, pairwise, rows_of, same_len};
@@ -92,7 +92,7 @@ macro_rules! softmax {
             let _here = self.enter(stringify!($name));
             let rows = rows_of(stringify!($name), x.len(), cols)?;
             let mut y = self.allocate(stringify!($name), x.len())?;
-            let args = (Ok(x), &mut y, rows as u64, cols as u32, $log);
+            let args = (Input::View(x), &mut y, rows as u64, cols as u32, $log);
             // SAFETY: both have `rows` rows of `cols` elements.
             unsafe { self.launch(&softmax::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args)? };
             Ok(y)
@@ -104,7 +104,7 @@ macro_rules! softmax {
             let x = x.view_mut();
             let _here = self.enter(stringify!($assign));
             let rows = rows_of(stringify!($assign), x.len(), cols)?;
-            let args = (Err(x.address()), x, rows as u64, cols as u32, $log);
+            let args = (Input::Output(x.address()), x, rows as u64, cols as u32, $log);
             // SAFETY: `x` has `rows` rows of `cols` elements.
             unsafe { self.launch(&softmax::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args) }
         }
@@ -187,7 +187,7 @@ pub trait Softmax: Operations {
         let _here = self.enter("cross_entropy");
         let (rows, cols) = classes("cross_entropy", x.len(), labels.len())?;
         let (mut loss, mut dx) = (self.allocate("cross_entropy", rows)?, self.allocate("cross_entropy", x.len())?);
-        let args = (Ok(x), labels, &mut dx, &mut loss, rows as u64, cols, scale);
+        let args = (Input::View(x), labels, &mut dx, &mut loss, rows as u64, cols, scale);
         // SAFETY: `x` and `dx` have `rows` rows of `cols` elements, the others an element for each row.
         unsafe { self.launch(&entropy_kernel::<X::Elem>(), row_dims::<X::Elem>(rows, cols as usize), args)? };
         Ok((loss, dx))
@@ -206,7 +206,7 @@ pub trait Softmax: Operations {
         let _here = self.enter("cross_entropy_in_place");
         let (rows, cols) = classes("cross_entropy_in_place", x.len(), labels.len())?;
         let mut loss = self.allocate("cross_entropy_in_place", rows)?;
-        let args = (Err(x.address()), labels, x, &mut loss, rows as u64, cols, scale);
+        let args = (Input::Output(x.address()), labels, x, &mut loss, rows as u64, cols, scale);
         // SAFETY: `x` has `rows` rows of `cols` elements, the others an element for each row.
         unsafe { self.launch(&entropy_kernel::<X::Elem>(), row_dims::<X::Elem>(rows, cols as usize), args)? };
         Ok(loss)
@@ -232,7 +232,7 @@ pub trait Softmax: Operations {
         let (rows, cols) = classes("cross_entropy_loss", x.len(), labels.len())?;
         let mut loss = self.allocate("cross_entropy_loss", rows)?;
         let one = <X::Elem as Float>::Acc::of(1.0);
-        let args = (x, labels, Err(NULL), &mut loss, rows as u64, cols, one);
+        let args = (x, labels, Input::Null, &mut loss, rows as u64, cols, one);
         // SAFETY: `x` has `rows` rows of `cols` elements, the others an element for each row; a null gradient is none.
         unsafe { self.launch(&entropy_loss::<X::Elem>(), row_dims::<X::Elem>(rows, cols as usize), args)? };
         Ok(loss)
