@@ -49,11 +49,11 @@ struct Call {
     blocks: Option<&'static [u16]>,
 }
 
-/// What a member knows of an element of the result: the result, its part of the sum, and what the sum needs once.
+/// A member's numbers for an element of the result: the result, its part of the sum, and the bias, if there is one.
 struct Element {
     found: f64,
     part: f64,
-    once: f64,
+    bias: f64,
 }
 
 fn group(dev: &Device) -> Result<Group<'_>> {
@@ -152,7 +152,7 @@ impl Rig {
                 f64::NAN
             };
             let h = || wide(dev, &self.h.slice(row * own..(row + 1) * own));
-            let (part, once) = match call.what {
+            let (part, bias) = match call.what {
                 "gather_product" => {
                     let x = wide(dev, &all.as_ref().expect("x").slice(row * width..(row + 1) * width))?;
                     let weight = Self::column_of(dev, &self.column.part.weight, own, col)?;
@@ -167,7 +167,7 @@ impl Rig {
                         vec![]
                     };
                     // The row came from its owner: the two halves of this sum are equal.
-                    elements.push(Element { found: x.iter().sum(), part: own_row.iter().sum(), once: 0.0 });
+                    elements.push(Element { found: x.iter().sum(), part: own_row.iter().sum(), bias: 0.0 });
                     continue;
                 }
                 "column_backward" => {
@@ -179,7 +179,7 @@ impl Rig {
                     (dot(&h()?, &weight), wide(dev, &self.row.part.bias.slice(col..col + 1))?[0])
                 }
             };
-            elements.push(Element { found, part, once });
+            elements.push(Element { found, part, bias });
         }
         Ok(elements)
     }
@@ -189,7 +189,7 @@ impl Rig {
 fn check(rig: &RefCell<PerDevice<Rig>>, case: &str, call: Call) {
     let members = rig.borrow_mut().run(|dev, _, rig| rig.sample(dev, call)).expect("a call");
     for i in 0..members[0].len() {
-        let sum: f64 = members.iter().map(|elements| elements[i].part).sum::<f64>() + members[0][i].once;
+        let sum: f64 = members.iter().map(|elements| elements[i].part).sum::<f64>() + members[0][i].bias;
         let found: Vec<f64> = members.iter().map(|elements| elements[i].found).filter(|x| !x.is_nan()).collect();
         assert!(!found.is_empty());
         for found in found {
