@@ -1,0 +1,1 @@
+../../crates/cluster/src/world/scope.rs
