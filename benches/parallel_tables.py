@@ -5,7 +5,7 @@ KERNEL = re.compile(r"gpu/ops/(\w+)/(f32|bf16)/(\d+)")
 # Every case that is no operation: by part, the pattern of its cases.
 PARTS = {
     "pipeline": r"(gpu|software)/(pipeline|hop)/.*",
-    "data_parallel": r"gpu/(data_parallel|step_sharded|step_sharded_graph)/.*",
+    "data_parallel": r"gpu/(data_parallel|step_sharded|step_sharded_graph|step_captured)/.*",
     "tensor": r"gpu/tensor/.*",
     "tasks": r"(gpu|software)/task/.*|gpu/products/.*",
 }
@@ -28,6 +28,8 @@ TARGETS = [
      r"gpu/step_sharded/bf16/([2-9]|\d\d)/8192", "DDP in a graph"),
     ("the same as a graph with `ShardedOptimizer`: DDP's in a CUDA graph / here", ">= 1.1",
      r"gpu/step_sharded_graph/bf16/([2-9]|\d\d)/8192", "DDP in a graph"),
+    ("the same by `DataParallel::launch_steps`: DDP's in a CUDA graph / here", ">= 1.1",
+     r"gpu/step_captured/bf16/([2-9]|\d\d)/8192", "DDP in a graph"),
     ("the same, sharded AdamW, bf16: ZeroRedundancyOptimizer's / here", ">= 1.2",
      r"gpu/step_sharded/bf16/([2-9]|\d\d)/8192", "ZeroRedundancyOptimizer"),
     ("`RowLinear`, 8192 rows, 4096 columns of each GPU: torch's with NCCL / here", ">= 1.25",

@@ -77,6 +77,19 @@ impl Graph {
     pub fn parts(&self) -> usize {
         self.parts.len()
     }
+
+    /// Checks that `dev` may launch it now, and returns the group of its collectives.
+    #[track_caller]
+    pub(crate) fn check<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Option<Group<'d>>> {
+        let (site, handle) = (Location::caller(), &dev.worker.handle);
+        fail_if!(self.handle.pool != handle.pool, Error::wrong_pool(op, dev.index()));
+        fail_if!(self.handle.device != handle.device, Error::wrong_device(op, self.handle.device, dev.index()));
+        if self.parts.iter().any(Part::is_stale) {
+            let why = "gradients that it names have moved, or their exchange is gone";
+            return Err(Error::GraphInvalidated { op, device: dev.index(), why, site });
+        }
+        self.gathering.as_ref().map(|gathering| gathering.group(dev, op)).transpose()
+    }
 }
 
 debug_as!(Graph, |self| operations = self.operations, parts = self.parts.len(), ..);
@@ -182,20 +195,10 @@ impl Device {
     #[track_caller]
     pub fn launch_graph(&self, graph: &Graph) -> Result<()> {
         let op = self.op("launch_graph")?;
-        let (handle, name) = (&self.worker.handle, op.name);
-        fail_if!(graph.handle.pool != handle.pool, Error::wrong_pool(name, self.index()));
-        fail_if!(graph.handle.device != handle.device, Error::wrong_device(name, graph.handle.device, self.index()));
-        if graph.parts.iter().any(Part::is_stale) {
-            let why = "gradients that it names have moved, or their exchange is gone";
-            return Err(Error::GraphInvalidated { op: name, device: self.index(), why, site: op.site });
-        }
-        let group = match &graph.gathering {
-            Some(gathering) => Some(gathering.group(self, name)?),
-            None => None,
-        };
+        let group = graph.check(self, op.name)?;
         for part in &graph.parts {
             match (part, &group) {
-                (Part::Segment(segment), group) => segment.launch(self, name, op.site, group.as_ref())?,
+                (Part::Segment(segment), group) => segment.launch(self, op.name, op.site, group.as_ref())?,
                 (Part::Collective(captured), Some(group)) => captured.replay(group.meeting())?,
                 (Part::Collective(_), None) => unreachable!("a captured collective has noted its group"),
             }

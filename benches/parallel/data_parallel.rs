@@ -8,6 +8,8 @@
 //!   f32; torch's are bf16.
 //! * `.../step_sharded_graph/bf16/<devices>/<batch>`: the same model in one captured graph, which ends with the step of
 //!   a `ShardedOptimizer`; against DDP in a graph, and against the step of `DataParallel`
+//! * `.../step_captured/bf16/<devices>/<batch>`: the step that `DataParallel` captures and launches, in scopes of many
+//!   and of one; against that graph, and DDP in a graph
 //!
 //! The rows are on their devices before the step, on both sides. DDP's host runs ahead of its GPUs. A step here is a
 //! scope, which ends when the devices' streams are empty. Target: no slower than DDP at a batch of 8192.
@@ -123,13 +125,7 @@ impl<T: Parameter> Training<T> {
     }
 
     fn step(&mut self) -> Result<()> {
-        let data = &self.data;
-        let step = |dev: &Device, _: Shard, model: &mut Perceptron<T>, gradients: &mut Gradients<'_, T>| {
-            let parameters: Vec<_> = model.parameters.iter().map(|parameter| parameter.view()).collect();
-            let scale = gradients.scale;
-            pass(dev, &parameters, &*data.borrow(dev)?, scale, |i, f| gradients.write(i, |gradient| f(gradient)))
-        };
-        self.model.step(self.batch, step).map(drop)
+        self.model.step(self.batch, pass_of(&self.data)).map(drop)
     }
 
     /// Microseconds per step.
@@ -137,6 +133,27 @@ impl<T: Parameter> Training<T> {
         let clock = Instant::now();
         (0..steps).try_for_each(|_| self.step())?;
         Ok(clock.elapsed().as_secs_f64() * 1e6 / steps as f64)
+    }
+
+    fn capture(&mut self) -> Result<()> {
+        self.model.capture_step(self.batch, pass_of(&self.data))
+    }
+
+    /// Microseconds per step of the captured one, with so many in a scope.
+    fn time_captured(&mut self, steps: usize, scope: usize) -> Result<f64> {
+        let clock = Instant::now();
+        (0..steps / scope).try_for_each(|_| self.model.launch_steps(scope, |_, _, _, _| Ok(())))?;
+        Ok(clock.elapsed().as_secs_f64() * 1e6 / (steps / scope * scope) as f64)
+    }
+}
+
+fn pass_of<T: Parameter>(
+    data: &PerDevice<Rows<T>>,
+) -> impl Fn(&Device, Shard, &mut Perceptron<T>, &mut Gradients<'_, T>) -> Result<()> {
+    |dev, _, model, gradients| {
+        let parameters: Vec<_> = model.parameters.iter().map(|parameter| parameter.view()).collect();
+        let scale = gradients.scale;
+        pass(dev, &parameters, &*data.borrow(dev)?, scale, |i, f| gradients.write(i, |gradient| f(gradient)))
     }
 }
 
@@ -188,7 +205,7 @@ impl<T: Parameter> Captured<T> {
 
 fn compare_captured(bench: &mut Bench, machine: &Machine, devices: usize, batch: usize) {
     let case = format!("{}/step_sharded_graph/bf16/{devices}/{batch}", machine.kind);
-    if !bench.wants(&case) {
+    if !bench.wants(&case) && !bench.wants(&case.replace("step_sharded_graph", "step_captured")) {
         return;
     }
     let pool = machine.pool(devices);
@@ -217,10 +234,27 @@ fn compare_captured(bench: &mut Bench, machine: &Machine, devices: usize, batch:
         clock.elapsed().as_secs_f64() * 1e6 / steps as f64
     });
     let mut peers = vec![Side::new("DataParallel of gpu-pool", || called.borrow_mut().time(steps).expect("steps"))];
-    if let Some(torch) = &torch {
-        peers.push(torch.side("DDP in a graph, fused AdamW", format!("{batch}:adamw_graph"), steps));
-    }
+    let ddp =
+        torch.iter().map(|torch| torch.side("DDP in a graph, fused AdamW", format!("{batch}:adamw_graph"), steps));
+    peers.extend(ddp.clone());
     bench.compare(&case, MICROSECONDS, ours, peers);
+    // The same by `DataParallel`.
+    let case = format!("{}/step_captured/bf16/{devices}/{batch}", machine.kind);
+    let model = RefCell::new(Training::<bf16>::new(&pool, optimizer.sharded(), batch).expect("memory for it"));
+    model.borrow_mut().time(1).expect("a step that loads cuBLAS");
+    model.borrow_mut().capture().expect("a graph");
+    let many = || model.borrow_mut().time_captured(steps, steps).expect("steps");
+    let mut peers = vec![
+        Side::new("a scope for each step", || model.borrow_mut().time_captured(steps, 1).expect("steps")),
+        Side::new("a graph by hand", || {
+            let clock = Instant::now();
+            captured.borrow_mut().run(|dev, _, captured| captured.steps(dev, steps)).expect("steps");
+            clock.elapsed().as_secs_f64() * 1e6 / steps as f64
+        }),
+    ];
+    peers.extend(ddp);
+    bench.compare(&case, MICROSECONDS, Side::new("gpu-pool", many), peers);
+    model.borrow_mut().model.verify().expect("the replicas are equal");
 }
 
 pub fn run(bench: &mut Bench, machine: &Machine) {

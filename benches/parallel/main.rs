@@ -4,13 +4,13 @@
 //! * `<gpu or software>/ops/<operation>/<f32 or bf16>/<columns>`: microseconds of one operation on 4096 rows, see `ops`
 //! * `.../task/..`: microseconds of an empty task, see `task`
 //! * `.../hop/..`, `.../pipeline/..`: microseconds of a hop, milliseconds of a step, see `pipeline`
-//! * `.../data_parallel/<devices>/<rows>`, `.../step_sharded/..`, `.../step_sharded_graph/..`: microseconds of a
-//!   training step, see `data_parallel`
+//! * `.../data_parallel/<devices>/<rows>`, `.../step_sharded/..`, `.../step_sharded_graph/..`,
+//!   `.../step_captured/..`: microseconds of a training step, see `data_parallel`
 //! * `.../products/..`: 50 products of matrices, see `products`
 //! * `.../tensor/..`, `.../tensor_blocks/..`: microseconds of a product and its exchange, see `tensor`
 //!
 //! `cargo bench --bench parallel -- ops/` runs one part; the others are `/task/`, `hop/`, `pipeline/`,
-//! `data_parallel/`, `step_sharded`, `products/`, `tensor/` and `tensor_blocks/`. All of them are planned to take less
+//! `data_parallel/`, `step_`, `products/`, `tensor/` and `tensor_blocks/`. All of them are planned to take less
 //! than 6 minutes on 2 H200s, half of it for `ops/`.
 
 #[path = "../support/mod.rs"]

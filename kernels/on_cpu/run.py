@@ -201,6 +201,8 @@ MUTANTS = [
     ("sharded", "if (rank != meet.me) store(desk.sums[rank] + at, squares);", ";"),
     ("sharded", "(chunk + pieces.at(pieces.of(chunk * CHUNK), SHIFT))", "chunk"),
     ("sharded", "if (!is_finite(found)) return true;", ""),
+    ("sharded", "if (threadIdx.x == 0) desk.rule = later != nullptr ? *later : rule;",
+     "if (threadIdx.x == 0) desk.rule = rule;"),
 ]
 
 

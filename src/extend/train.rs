@@ -3,8 +3,8 @@
 #[cfg(feature = "insight")]
 pub use crate::chrome_trace::{ChromeTrace, Row};
 use crate::{
-    Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Element, Error, GpuPool, Group, Kernel, LaunchDims,
-    Module, OnStream, PerDevice, ReduceOp, Result, Shard,
+    Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Element, Error, GpuPool, Graph, Group, Kernel,
+    LaunchDims, Module, OnStream, PerDevice, ReduceOp, Result, Shard,
     collective::Transfer,
     error::{OpGuard, Site, op_site::OpSite},
     gradients::{Gradient, GradientExchange},
@@ -123,6 +123,13 @@ internals! {
             self.worker.function(entry.0, entry.1).map(drop);
         /// Until the guard is dropped, errors and reports attribute this thread's work to the call.
         fn enter[](self: &Self, call: LastCall) -> OpGuard = OpSite { op: call.0, site: call.1 }.enter();
+    }
+}
+
+internals! {
+    trait GraphInternals [] () for Graph {
+        /// Fails where a launch by this device would fail now.
+        fn check[](self: &Self, dev: &Device, op: &'static str) -> Result<()> = self.check(dev, op).map(drop);
     }
 }
 

@@ -20,8 +20,8 @@
 // Bits: those of a reduce-scatter in rank order, `squares`, `gradient_norm_f32`, `update` and an all-gather, whatever
 // the number of blocks.
 //
-//   sharded_buckets_<T>  (Meet meet, Rule rule, f32* norm, const u64* pieces, u32 count, u64 own, u64 chunks,
-//                         Eight sums_lo, sums_hi)
+//   sharded_buckets_<T>  (Meet meet, Rule rule, const Rule* later, f32* norm, const u64* pieces, u32 count, u64 own,
+//                         u64 chunks, Eight sums_lo, sums_hi)
 //
 // The same for gradients in buckets, which are added up already, each member's part at this member. The squares of the
 // own chunks are at `sums` of the own device; the kernel gives them to all, and writes the new parameters to their
@@ -565,20 +565,18 @@ __device__ inline bool sharded_buckets(const Meet& meet, Desk& desk, const Piece
     return true;
 }
 
-#define SHARDED_BUCKETS(T)                                                                                         \
-    KERNEL sharded_buckets_##T(Meet meet, Rule rule, f32* norm, const u64* pieces, u32 count, u64 own, u64 chunks, \
-                               Eight sums_lo, Eight sums_hi) {                                                     \
-        __shared__ Desk desk;                                                                                      \
-        __shared__ u64 starts[STARTS];                                                                             \
-        if (threadIdx.x == 0) {                                                                                    \
-            spread(desk.sums, sums_lo, sums_hi);                                                                   \
-            desk.rule = rule;                                                                                      \
-        }                                                                                                          \
-        Barrier barrier(meet, desk.epoch);                                                                         \
-        const Pieces table = {pieces, count, PARAMETERS + meet.count, starts};                                     \
+#define SHARDED_BUCKETS(T)                                                                                          \
+    KERNEL sharded_buckets_##T(Meet meet, Rule rule, const Rule* later, f32* norm, const u64* pieces, u32 count,    \
+                               u64 own, u64 chunks, Eight sums_lo, Eight sums_hi) {                                 \
+        __shared__ Desk desk;                                                                                       \
+        __shared__ u64 starts[STARTS];                                                                              \
+        if (threadIdx.x == 0) spread(desk.sums, sums_lo, sums_hi);                                                  \
+        Barrier barrier(meet, desk.epoch);                                                                          \
+        if (threadIdx.x == 0) desk.rule = later != nullptr ? *later : rule;                                         \
+        const Pieces table = {pieces, count, PARAMETERS + meet.count, starts};                                      \
         for (u32 k = threadIdx.x; k < count && count <= STARTS; k += blockDim.x) starts[k] = table.at(k, START_AT); \
-        if (barrier.start() && sharded_buckets<T>(meet, desk, table, norm, own, chunks)) barrier.end();            \
-        barrier.leave();                                                                                           \
+        if (barrier.start() && sharded_buckets<T>(meet, desk, table, norm, own, chunks)) barrier.end();             \
+        barrier.leave();                                                                                            \
     }
 
 SHARDED_BUCKETS(f32)

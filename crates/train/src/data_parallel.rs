@@ -4,6 +4,7 @@
 //! Invariant: all replicas of a group have the same bits after each step that succeeded; after one that failed they are
 //! poisoned until [`DataParallel::clear_poison`] has compared them.
 
+mod captured;
 mod model;
 mod parts;
 mod replica;
@@ -51,6 +52,7 @@ pub struct DataParallel<M: Model<T>, T: Parameter = f32> {
     optimizer: Optimizer,
     steps: u64,
     unused: Vec<usize>,
+    captured: bool,
     #[cfg(feature = "checkpoints")]
     groups: save::Groups,
 }
@@ -124,6 +126,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
             optimizer,
             steps: 0,
             unused: Vec::new(),
+            captured: false,
             #[cfg(feature = "checkpoints")]
             groups: Default::default(),
         };
@@ -138,8 +141,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// and gives its gradients to [`Gradients`]; then all replicas are updated. Returns the results of the devices that
     /// had rows, in their order. A gradient that no device has given counts as zero; [`unused`](Self::unused) names it.
     ///
-    /// It does not wait for the devices, except for the step before the last: its host threads are at most two steps
-    /// ahead.
+    /// A step is a scope, which ends when its devices are idle; [`launch_steps`](Self::launch_steps) has many steps in
+    /// one.
     ///
     /// # Errors
     /// * [`Error::NotFinite`]: the gradients of the step *before* this one had a NaN or an infinity (so had its loss,
@@ -188,6 +191,76 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         let hold = |dev: &Device, replica: &mut Replica<M, T>| replica.exchange.finish(dev).map(drop);
         let all = self.passes(&Call::at(OP, site), (rows, false), &f, hold)?;
         Ok(all.into_iter().filter_map(|(result, ())| result).collect())
+    }
+
+    /// Captures a step on `rows` rows as a [graph](Device::capture) of each device, for [`launch_steps`]: the passes of
+    /// `f`, the sums of the gradients, and the update. A launch is one call of the driver, so it is the fastest way for
+    /// shapes that stay the same. Nothing runs yet, and no parameter changes. A later capture replaces it.
+    ///
+    /// `f` is as for [`step`](Self::step), with the rules of captures: it reads its rows from buffers that the model
+    /// keeps, and leaves its results in such buffers, since a graph has the same memory at each launch. Make one `step`
+    /// with it before: the first matrix product loads cuBLAS, which a graph cannot hold.
+    ///
+    /// A captured step has the bits of a called one. Within a graph the sums come behind the whole backward pass, not
+    /// beside it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for 0 rows, a closure that gave no gradient, what [`accumulate`](Self::accumulate)
+    /// has left, members in several processes, and the calls that a capture refuses; those of `f`, and of
+    /// [`GpuPool::run`]. After one from a closure or a device the model is [`Error::Poisoned`], as after a `step`.
+    ///
+    /// [`launch_steps`]: Self::launch_steps
+    #[track_caller]
+    pub fn capture_step(
+        &mut self,
+        rows: usize,
+        f: impl Fn(&Device, Shard, &mut M, &mut Gradients<'_, T>) -> Result<()> + Sync,
+    ) -> Result<()> {
+        const OP: &str = "DataParallel::capture_step";
+        let (site, _here) = (Location::caller(), OpSite::here(OP));
+        if rows == 0 {
+            return self.replicas.refuse(Error::invalid(OP, "a batch of 0 rows"));
+        }
+        self.captured = false;
+        let outcomes = self.on_each(|dev, shard, replica| replica.capture(dev, shard, rows, &f))?;
+        self.captured = true;
+        self.conclude(OP, site, &outcomes)
+    }
+
+    /// Makes `count` steps, each by a launch of the step that was [captured](Self::capture_step), in one scope. Before
+    /// each, `fill` writes the rows of the step to the model's buffers: it gets the number of the step, from 0. It is
+    /// not called on a device without rows. It may be mixed with other calls, also with [`step`](Self::step).
+    ///
+    /// The call ends when the devices have made all steps, as every scope does: so many steps in a call are faster than
+    /// a call for each. Within it, host threads are at most two steps ahead.
+    ///
+    /// # Errors
+    /// * [`Error::NotFinite`]: the gradients of a step of this call, or of the step before it, had a NaN or an infinity.
+    ///   Neither that step nor a later one has changed a parameter or a moment: [`steps`](Self::steps) tells how many
+    ///   count. `fill` may have been called for the one behind it.
+    /// * [`Error::InvalidArgument`] without a captured step, when a parameter is at another place than at the capture,
+    ///   and for a schedule that has raised the rate beyond `f32`; [`Error::GraphInvalidated`] after a scope has failed
+    ///   on one of the devices: capture the step again.
+    /// * [`Error::Poisoned`] after a failure. [`clear_poison`](Self::clear_poison) helps as after a `step`, if the call
+    ///   failed before its first launch.
+    /// * Those of `fill`, and of [`GpuPool::run`].
+    #[track_caller]
+    pub fn launch_steps(
+        &mut self,
+        count: usize,
+        fill: impl Fn(&Device, Shard, &mut M, usize) -> Result<()> + Sync,
+    ) -> Result<()> {
+        const OP: &str = "DataParallel::launch_steps";
+        let (site, _here) = (Location::caller(), OpSite::here(OP));
+        let optimizer = self.optimizer;
+        let mut steps = self.steps..self.steps.saturating_add(count as u64);
+        steps.try_for_each(|step| optimizer.check_step(step))?;
+        invalid_if!(!self.captured, OP, "{}", captured::NONE);
+        let f = |dev: &Device, shard: Shard, replica: &mut Replica<M, T>| {
+            replica.launch_steps(dev, shard, (count, &optimizer), &fill)
+        };
+        let outcomes = self.on_each(f)?;
+        self.conclude(OP, site, &outcomes)
     }
 
     /// `sync`: it is the last pass before the exchange.
@@ -244,7 +317,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     pub fn verify(&mut self) -> Result<()> {
         let (site, _here) = (Location::caller(), OpSite::here("DataParallel::verify"));
         let outcomes = self.on_each(|dev, _, replica| {
-            let outcome = replica.settle()?;
+            let outcome = replica.settle(0)?;
             replica.compare(dev)?;
             Ok(outcome)
         })?;

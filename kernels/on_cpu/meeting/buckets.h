@@ -24,6 +24,7 @@ template <class T> struct BucketCall : AnyCall {
     std::vector<u32> members; // ordinals, by rank
     u32 blocks;
     Rule rule;
+    bool later = chance(2); // the rule is in memory, as in a graph
     std::vector<Bucket> buckets;
     u64 chunks = 0;
     f64 squares = 0;
@@ -137,8 +138,8 @@ template <class T> struct BucketCall : AnyCall {
             pieces[rank] = table(rank, own);
             const u32 count = pieces[rank].size() / (7 + n);
             const auto kernel = [=, this] {
-                buckets_kernel_of((T*)0)(meet, rule, norm[rank].at(), pieces[rank].data(), count, own, chunks, by[0],
-                                         by[1]);
+                buckets_kernel_of((T*)0)(meet, later ? Rule() : rule, later ? &rule : nullptr, norm[rank].at(),
+                                         pieces[rank].data(), count, own, chunks, by[0], by[1]);
             };
             machine.queue.push_back([&machine, kernel, grid = blocks, width = world.threads] {
                 for (u32 b = 0; b < grid; b++) machine.blocks[b]->begin(grid, kernel, width);

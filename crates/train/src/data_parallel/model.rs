@@ -1,8 +1,8 @@
 //! A user's model, as [`DataParallel`](super::DataParallel) sees it: its parameters, and where its gradients go.
 
 use crate::Parameter;
-use crate::runtime::{ExchangeInternals, OpSite};
-use gpu_pool::{AsViewMut, Device, DeviceBuffer, DeviceViewMut, Result, gradients::GradientExchange};
+use crate::runtime::{ErrorInternals, ExchangeInternals, OpSite};
+use gpu_pool::{AsViewMut, Device, DeviceBuffer, DeviceViewMut, Error, Result, gradients::GradientExchange};
 
 /// A replica of a model. The crate has no layers and no automatic differentiation: forward and backward passes are the
 /// user's own functions, over `ops`, own kernels, or another crate.
@@ -17,6 +17,8 @@ pub trait Model<T: Parameter = f32>: 'static {
 pub struct Gradients<'a, T: Parameter = f32> {
     dev: &'a Device,
     exchange: &'a mut GradientExchange<T>,
+    /// In a capture: which gradients were given.
+    captured: Option<&'a mut [bool]>,
     /// One over the rows of the whole batch: the factor of each row's loss. (Of a piece that is
     /// [accumulated](super::DataParallel::accumulate), or follows one, it is another number in each pass; the sum over
     /// all pieces is the mean over their rows.) The closure of [`write`](Self::write) cannot name it: copy it before.
@@ -24,8 +26,13 @@ pub struct Gradients<'a, T: Parameter = f32> {
 }
 
 impl<'a, T: Parameter> Gradients<'a, T> {
-    pub(super) fn new(dev: &'a Device, exchange: &'a mut GradientExchange<T>, scale: f32) -> Self {
-        Gradients { dev, exchange, scale }
+    pub(super) fn new(
+        dev: &'a Device,
+        exchange: &'a mut GradientExchange<T>,
+        scale: f32,
+        captured: Option<&'a mut [bool]>,
+    ) -> Self {
+        Gradients { dev, exchange, captured, scale }
     }
 
     /// Number of gradients.
@@ -39,7 +46,7 @@ impl<'a, T: Parameter> Gradients<'a, T> {
     }
 
     /// Gives gradient `i`, once in each pass: `f` writes all of it. When the last gradient of a bucket is there, its
-    /// exchange begins. The gradient that earlier passes have [accumulated](super::DataParallel::accumulate) is added
+    /// exchange begins (in a [capture](super::DataParallel::capture_step): behind the whole pass). The gradient that earlier passes have [accumulated](super::DataParallel::accumulate) is added
     /// to it, for `f32` at the cost of a buffer and of a pass over it; see [`add`](Self::add).
     ///
     /// # Errors
@@ -57,7 +64,7 @@ impl<'a, T: Parameter> Gradients<'a, T> {
         } else {
             OpSite::outside(|| f(&mut own))?;
         }
-        self.exchange.ready(self.dev, i)
+        self.given(i)
     }
 
     /// [`write`](Self::write) for an `f` that can add, as a matrix product can: it gets 1 if it must add to the present
@@ -71,6 +78,14 @@ impl<'a, T: Parameter> Gradients<'a, T> {
             let mut own = self.exchange.grad_mut(i)?;
             OpSite::outside(|| f(&mut own, beta))?;
         }
-        self.exchange.ready(self.dev, i)
+        self.given(i)
+    }
+
+    #[track_caller]
+    fn given(&mut self, i: usize) -> Result<()> {
+        let Some(captured) = &mut self.captured else { return self.exchange.ready(self.dev, i) };
+        invalid_if!(captured[i], "Gradients::write", "gradient {i} was given already");
+        captured[i] = true;
+        Ok(())
     }
 }

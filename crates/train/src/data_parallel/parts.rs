@@ -18,6 +18,21 @@ pub(super) fn place<T: Parameter>(exchange: &GradientExchange<T>, gradient: usiz
     (extent.bucket, extent.range())
 }
 
+/// Adds up a bucket over all members, in a capture: there it has the bits that the exchange gives. Where buckets are
+/// scattered, each member gets its part.
+pub(super) fn sum<T: Parameter>(exchange: &GradientExchange<T>, dev: &Device, bucket: usize) -> Result<()> {
+    let (memory, origin) = (exclusive(exchange.memory(bucket)), exchange.origin().of_bucket(bucket));
+    if memory.is_empty() {
+        return Ok(());
+    }
+    let group = exchange.group(dev, "all_reduce")?;
+    if !exchange.is_scattered() {
+        return group.all_reduce(&mut { memory }, ReduceOp::Sum);
+    }
+    let begun = group.begin_reduce_scatter(origin, memory, &exchange.counts(bucket), ReduceOp::Sum, false)?;
+    begun.map_or(Ok(()), |begun| begun.end(&group))
+}
+
 /// Writes the sums of the squares of this member's part to their places among those of the bucket.
 pub(super) fn sum_squares<T: Parameter>(
     exchange: &GradientExchange<T>,
@@ -53,12 +68,12 @@ pub(super) fn update<T: Parameter>(
     exchange: &mut GradientExchange<T>,
     dev: &Device,
     bucket: usize,
-    (moments, norm, rule): (&Moments<'_>, &DeviceView<'_, f32>, Rule),
+    (moments, norm): (&Moments<'_>, &DeviceView<'_, f32>),
+    (rule, graph_rule): (Rule, Option<&DeviceView<'_, u32>>),
     parameters: &mut [&mut DeviceBuffer<T>],
 ) -> Result<()> {
     let segments = places(exchange, bucket, exchange.part(bucket), parameters);
-    let rule = Rule { gather: exchange.is_scattered().into(), ..rule };
-    update::update(dev, &exchange.memory(bucket), moments, norm, &segments, (rule, None))
+    update::update(dev, &exchange.memory(bucket), moments, norm, &segments, (rule, graph_rule))
 }
 
 /// Where buckets are scattered: gives all members the parameters that each has written to its part of a bucket.

@@ -3,14 +3,16 @@
 //! Invariant: `dirty` holds from the first launch of an update until all of it is launched, so a failure within it is
 //! found; `updated_in` finds that of a scope which fails when its update is launched.
 
-use super::{Gradients, Model, parts, together::Together};
+use super::{Gradients, Model, captured::Captured, parts, together::Together};
 use crate::Parameter;
 use crate::optim::Optimizer;
 use crate::runtime::{Call, DeviceInternals, ErrorInternals, ExchangeInternals, GroupInternals, OpSite, shard_of};
-use crate::update::{self, Kept, Moments};
+use crate::update::{self, Kept, Moments, Rule};
 use gpu_pool::{
-    AsView, Device, DeviceBuffer, Error, Group, PinnedBuffer, ReduceOp, Result, Shard, gradients::GradientExchange,
+    AsView, Device, DeviceBuffer, DeviceView, Error, Group, PinnedBuffer, ReduceOp, Result, Shard,
+    gradients::GradientExchange,
 };
+use smallvec::SmallVec;
 use std::ops::Range;
 
 const FIRST_BUCKET: usize = 1 << 20;
@@ -21,7 +23,7 @@ const FIRST_BUCKET: usize = 1 << 20;
 /// by factors of two, so the held sum is not rounded, and becomes the number of rows with the last piece: then the
 /// gradients are the mean.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+pub(super) struct Held {
     rows: f64,
     divisor: f64,
 }
@@ -73,20 +75,24 @@ pub(super) struct Replica<M, T: Parameter> {
     pub sizes: Box<[usize]>,
     pub state: Vec<State>,
     /// Sums of squares, and where those of each bucket are.
-    sums: DeviceBuffer<f64>,
-    slots: Vec<Range<usize>>,
-    norm: DeviceBuffer<f32>,
+    pub(super) sums: DeviceBuffer<f64>,
+    pub(super) slots: Vec<Range<usize>>,
+    pub(super) norm: DeviceBuffer<f32>,
     /// Where one kernel ends a step with sharded state.
     together: Option<Together>,
     seen: [PinnedBuffer<f32>; 2],
-    pending: Option<u64>,
+    /// The last steps whose norm nobody has looked at.
+    pending: SmallVec<[u64; 2]>,
+    /// A graph takes no step when `norm` was not finite: so it must be written before the next launch of one.
+    pub(super) halts: bool,
+    pub captured: Option<Captured>,
     pub steps: u64,
     /// Updates that were launched: which of `seen` is the next.
     updates: u64,
     dirty: bool,
     updated_in: u64,
     /// The pieces that were accumulated, and the one of this pass.
-    held: Option<Held>,
+    pub(super) held: Option<Held>,
     scale: f32,
     #[cfg(feature = "checkpoints")]
     pub sharded: bool,
@@ -116,7 +122,9 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
             norm: dev.zeros(1)?,
             together: Together::new(dev, &exchange)?,
             seen: [dev.pinned(1)?, dev.pinned(1)?],
-            pending: None,
+            pending: SmallVec::new(),
+            halts: false,
+            captured: None,
             steps: 0,
             updates: 0,
             dirty: false,
@@ -169,74 +177,105 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
             return Ok(None);
         }
         let scale = self.scale;
-        OpSite::outside(|| f(dev, shard, &mut self.model, &mut Gradients::new(dev, &mut self.exchange, scale)))
+        OpSite::outside(|| f(dev, shard, &mut self.model, &mut Gradients::new(dev, &mut self.exchange, scale, None)))
             .map(Some)
     }
 
     pub fn update(&mut self, dev: &Device, optimizer: &Optimizer) -> Result<Outcome> {
-        if optimizer.sharded && self.together.is_none() {
-            // The other members' sums are added to these.
-            dev.fill(&mut self.sums, 0.0)?;
-        }
+        self.empty_sums(dev)?;
         for bucket in 0..self.exchange.buckets() {
             // Later buckets are still being exchanged.
             self.exchange.finish_bucket(dev, bucket)?;
-            parts::sum_squares(&self.exchange, dev, bucket, &self.sums.slice(self.slots[bucket].clone()))?;
+            self.sum_squares(dev, bucket)?;
         }
         // All members meet here: no closure has failed.
         let unused = self.exchange.finish(dev)?.unused().to_vec();
         self.held = None;
-        let mut outcome = self.settle()?;
+        let mut outcome = self.settle(0)?;
         outcome.unused = Some(unused);
         if outcome.not_finite.is_some() {
             return Ok(outcome);
         }
-        let mut parameters = self.model.parameters();
-        compare_sizes(&parameters, &self.sizes)?;
-        let moments: Vec<Moments<'_>> =
-            self.state.iter().map(|state| Moments::of(state.part.start, &state.kept)).collect();
-        if let Some(together) = &mut self.together {
-            together.prepare(dev, &self.exchange, &moments, &parameters)?;
-        }
-        (self.dirty, self.updated_in) = (true, dev.gang());
-        let rule = optimizer.rule(self.steps);
-        match &self.together {
-            Some(together) => {
-                let numbers = (&mut self.sums, &self.norm);
-                together.update(dev, &mut self.exchange, numbers, (&moments, rule), &mut parameters)?;
-            }
-            None => {
-                parts::norm_of(&self.exchange, dev, &mut self.sums, &self.norm)?;
-                for (bucket, moments) in moments.iter().enumerate() {
-                    parts::update(
-                        &mut self.exchange,
-                        dev,
-                        bucket,
-                        (moments, &self.norm.view(), rule),
-                        &mut parameters,
-                    )?;
-                    parts::gather(&mut self.exchange, dev, bucket, &mut parameters)?;
-                }
-            }
-        }
-        let seen = &mut self.seen[(self.updates % 2) as usize];
-        dev.download_pinned(&self.norm, seen)?;
-        self.pending = Some(self.steps);
-        (self.dirty, self.steps, self.updates) = (false, self.steps + 1, self.updates + 1);
+        self.prepare(dev)?;
+        self.launches(dev);
+        self.launch(dev, self.rule(optimizer), None)?;
+        self.launched(dev)?;
         outcome.steps = self.steps;
         Ok(outcome)
     }
 
-    pub fn settle(&mut self) -> Result<Outcome> {
-        let Some(step) = self.pending else { return Ok(self.outcome()) };
-        let norm = self.last_norm()?.expect("a step is pending");
-        self.pending = None;
-        if !norm.is_finite() {
-            // The devices have left the parameters as they were.
-            self.steps = step;
+    /// Where the other members' sums are added to the own ones, these begin with zeros.
+    pub(super) fn empty_sums(&mut self, dev: &Device) -> Result<()> {
+        let added = self.exchange.is_scattered() && self.together.is_none();
+        if added { dev.fill(&mut self.sums, 0.0) } else { Ok(()) }
+    }
+
+    pub(super) fn sum_squares(&mut self, dev: &Device, bucket: usize) -> Result<()> {
+        parts::sum_squares(&self.exchange, dev, bucket, &self.sums.slice(self.slots[bucket].clone()))
+    }
+
+    /// All members call it before a [`launch`](Self::launch), and before they capture one.
+    #[track_caller]
+    pub(super) fn prepare(&mut self, dev: &Device) -> Result<()> {
+        let parameters = self.model.parameters();
+        compare_sizes(&parameters, &self.sizes)?;
+        let moments = moments(&self.state);
+        match &mut self.together {
+            Some(together) => together.prepare(dev, &self.exchange, &moments, &parameters),
+            None => Ok(()),
         }
-        let not_finite = (!norm.is_finite()).then_some((step, norm));
-        Ok(Outcome { not_finite, ..self.outcome() })
+    }
+
+    pub(super) fn rule(&self, optimizer: &Optimizer) -> Rule {
+        Rule { gather: self.exchange.is_scattered().into(), ..optimizer.rule(self.steps) }
+    }
+
+    /// From here on a failure may leave members with other parameters.
+    pub(super) fn launches(&mut self, dev: &Device) {
+        (self.dirty, self.updated_in) = (true, dev.gang());
+    }
+
+    /// The norm of what was added up, and the update. `graph_rule`: the memory of a rule that counts in place of
+    /// `rule`.
+    pub(super) fn launch(&mut self, dev: &Device, rule: Rule, graph_rule: Option<DeviceView<'_, u32>>) -> Result<()> {
+        let (mut parameters, moments) = (self.model.parameters(), moments(&self.state));
+        let exchange = &mut self.exchange;
+        if let Some(together) = &self.together {
+            let numbers = (&mut self.sums, &self.norm);
+            return together.update(dev, exchange, numbers, (&moments, rule, graph_rule), &mut parameters);
+        }
+        parts::norm_of(exchange, dev, &mut self.sums, &self.norm)?;
+        for (bucket, moments) in moments.iter().enumerate() {
+            let numbers = (moments, &self.norm.view());
+            parts::update(exchange, dev, bucket, numbers, (rule, graph_rule.as_ref()), &mut parameters)?;
+            parts::gather(exchange, dev, bucket, &mut parameters)?;
+        }
+        Ok(())
+    }
+
+    /// The end of a step on the host.
+    pub(super) fn launched(&mut self, dev: &Device) -> Result<()> {
+        dev.download_pinned(&self.norm, &mut self.seen[(self.updates % 2) as usize])?;
+        self.pending.push(self.steps);
+        (self.halts, self.dirty) = (false, false);
+        (self.steps, self.updates) = (self.steps + 1, self.updates + 1);
+        Ok(())
+    }
+
+    /// Waits for the norms of the steps, the oldest first, until no more than so many are left. It ends with one that
+    /// is not finite: the devices have left the parameters as they were, in that step and in those behind it.
+    pub fn settle(&mut self, left: usize) -> Result<Outcome> {
+        while self.pending.len() > left {
+            let number = self.updates - self.pending.len() as u64;
+            let norm = self.seen[(number % 2) as usize].as_slice()?[0];
+            let step = self.pending.remove(0);
+            if !norm.is_finite() {
+                self.pending.clear();
+                (self.steps, self.halts) = (step, true);
+                return Ok(Outcome { not_finite: Some((step, norm)), ..self.outcome() });
+            }
+        }
+        Ok(self.outcome())
     }
 
     pub fn outcome(&self) -> Outcome {
@@ -265,7 +304,8 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
     #[cfg(feature = "checkpoints")]
     pub fn begin_at(&mut self, dev: &Device, steps: u64) -> Result<()> {
         self.exchange.reset(dev)?;
-        (self.steps, self.updates, self.pending) = (steps, 0, None);
+        (self.steps, self.updates, self.halts) = (steps, 0, true);
+        self.pending.clear();
         (self.dirty, self.updated_in, self.held) = (false, 0, None);
         Ok(())
     }
@@ -275,7 +315,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
     #[track_caller]
     pub fn recover(&mut self, dev: &Device) -> Result<Outcome> {
         self.exchange.reset(dev)?;
-        let outcome = self.settle()?;
+        let outcome = self.settle(0)?;
         self.held = None;
         let group = self.exchange.group(dev, "clear_poison")?;
         self.dirty |= dev.has_failed(self.updated_in);
@@ -290,6 +330,10 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         self.compare(dev)?;
         Ok(outcome)
     }
+}
+
+fn moments(state: &[State]) -> Vec<Moments<'_>> {
+    state.iter().map(|state| Moments::of(state.part.start, &state.kept)).collect()
 }
 
 #[track_caller]

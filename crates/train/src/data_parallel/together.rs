@@ -122,12 +122,13 @@ impl Together {
         dev: &Device,
         exchange: &mut GradientExchange<T>,
         (sums, norm): (&mut DeviceBuffer<f64>, &DeviceBuffer<f32>),
-        (moments, rule): (&[Moments<'_>], Rule),
+        (moments, rule, graph_rule): (&[Moments<'_>], Rule, Option<DeviceView<'_, u32>>),
         parameters: &mut [&mut DeviceBuffer<T>],
     ) -> Result<()> {
         let group = exchange.group(dev, OP)?;
         let kernel = Buckets::<T> {
             rule,
+            graph_rule,
             norm: norm.view(),
             pieces: self.pieces.view(),
             count: self.table.len() / (PIECE + group.count()),
@@ -138,6 +139,7 @@ impl Together {
         };
         let mut extra = vec![(area(norm.view()), Access::Write), (area(self.pieces.view()), Access::Read)];
         extra.extend((0..exchange.buckets()).map(|bucket| (area(exchange.memory(bucket)), Access::Read)));
+        extra.extend(graph_rule.map(|rule| (area(rule), Access::Read)));
         let state = moments.iter().flat_map(|moments| moments.kept).flatten();
         extra.extend(state.map(|memory| (area(memory), Access::Write)));
         // Those of other parts are written by the other members' kernels, while this member's runs.

@@ -74,6 +74,8 @@ impl<T: Parameter> MeetingKernel for OneKernel<'_, T> {
 /// The arguments of one member's kernel for buckets. The destination of the collective is the memory of all squares.
 pub(crate) struct Buckets<'a, T: Parameter> {
     pub rule: Rule,
+    /// The memory of a rule that counts in place of `rule`: for graphs.
+    pub graph_rule: Option<DeviceView<'a, u32>>,
     pub norm: DeviceView<'a, f32>,
     /// The table of pieces, and their number.
     pub pieces: DeviceView<'a, u64>,
@@ -110,7 +112,8 @@ impl<T: Parameter> MeetingKernel for Buckets<'_, T> {
 
     fn args(&self, meet: DeviceBarrier, [_, sums, _]: &Addresses) -> Arguments {
         let mut args = Arguments::new();
-        args.extend([value(meet), value(self.rule), memory(Some(&self.norm), true), memory(Some(&self.pieces), false)]);
+        args.extend([value(meet), value(self.rule), memory(self.graph_rule.as_ref(), false)]);
+        args.extend([memory(Some(&self.norm), true), memory(Some(&self.pieces), false)]);
         args.extend([value(self.count as u32), value(self.own as u64), value(self.chunks as u64)]);
         args.extend(eights(sums));
         args

@@ -5,6 +5,7 @@
 //! #5039: fewer rows than devices.
 
 mod accumulation;
+mod captured;
 mod failures;
 mod formulas;
 pub mod rig;

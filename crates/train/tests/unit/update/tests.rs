@@ -58,9 +58,11 @@ mod compiled {
         }
         let (pieces, of) = (dev.zeros::<u64>(9)?, std::marker::PhantomData::<T>);
         let (rule, norm, pieces) = (Rule::zeroed(), norm.view(), pieces.view());
-        let kernel = Buckets { rule, norm, pieces, count: 1, own: 1, largest: 1, chunks: 2, of };
-        let found = sizes(&kernel.args(DeviceBarrier::NONE, &Addresses::default()));
-        assert_eq!(found, SHARDED.parameters(T::SHARDED_BUCKETS));
+        for graph_rule in [None, Some(graph_rule.view())] {
+            let kernel = Buckets { rule, graph_rule, norm, pieces, count: 1, own: 1, largest: 1, chunks: 2, of };
+            let found = sizes(&kernel.args(DeviceBarrier::NONE, &Addresses::default()));
+            assert_eq!(found, SHARDED.parameters(T::SHARDED_BUCKETS));
+        }
         Ok(())
     }
 

@@ -1,0 +1,132 @@
+//! A step as a graph, which is captured once and launched often. [`DataParallel`](super::DataParallel) calls it on each
+//! replica; the rest of a step is that of [`replica`](super::replica).
+//!
+//! Invariant: a launch takes no step when the step before it was not finite. So the host may look at a norm when the
+//! next step is launched already, and no step has followed one that changed nothing.
+
+use super::{
+    Gradients, Model, parts,
+    replica::{Outcome, Replica},
+};
+use crate::runtime::{CHUNK, ErrorInternals, ExchangeInternals, GraphInternals, GroupInternals, OpSite};
+use crate::{Optimizer, Parameter, update::Rule};
+use gpu_pool::{AsView, Device, DeviceBuffer, Error, Graph, Result, Shard};
+
+const OP: &str = "DataParallel::launch_steps";
+pub(super) const NONE: &str = "no step was captured, or the capture has failed: `capture_step` comes first";
+
+pub(super) struct Captured {
+    graph: Graph,
+    rows: usize,
+    /// The numbers of the next step.
+    rule: DeviceBuffer<u32>,
+    /// Where the graph has the parameters.
+    parameters: Vec<u64>,
+}
+
+impl<M: Model<T>, T: Parameter> Replica<M, T> {
+    pub fn capture(
+        &mut self,
+        dev: &Device,
+        shard: Shard,
+        rows: usize,
+        f: &impl Fn(&Device, Shard, &mut M, &mut Gradients<'_, T>) -> Result<()>,
+    ) -> Result<Outcome> {
+        const OP: &str = "DataParallel::capture_step";
+        let group = self.exchange.group(dev, OP)?;
+        invalid_if!(group.spans_processes(), OP, "a graph has no collectives of several processes");
+        invalid_if!(self.held.is_some(), OP, "`accumulate` has left gradients for the next `step`");
+        self.captured = None;
+        self.prepare(dev)?;
+        let rule = dev.zeros(size_of::<Rule>() / size_of::<u32>())?;
+        let mut given = vec![false; self.sizes.len()];
+        let call = OpSite { op: OP, site: OpSite::place() };
+        let (graph, ()) = dev.capture(|dev| {
+            let _here = call.enter();
+            if !shard.range(rows).is_empty() {
+                let scale = (1.0 / rows as f64) as f32;
+                let mut gradients = Gradients::new(dev, &mut self.exchange, scale, Some(&mut given));
+                OpSite::outside(|| f(dev, shard, &mut self.model, &mut gradients))?;
+                invalid_if!(!given.contains(&true), OP, "the closure gave no gradient");
+            }
+            for i in (0..given.len()).filter(|i| !given[*i]) {
+                dev.fill(&mut self.exchange.grad_mut(i)?, T::zeroed())?;
+            }
+            self.empty_sums(dev)?;
+            for bucket in 0..self.exchange.buckets() {
+                parts::sum(&self.exchange, dev, bucket)?;
+                self.sum_squares(dev, bucket)?;
+            }
+            self.halt(dev)?;
+            self.launch(dev, Rule::nothing(), Some(rule.view()))
+        })?;
+        let all = self.exchange.group(dev, OP)?.exchange_from(self.exchange.origin(), given)?;
+        let unused = (0..self.sizes.len()).filter(|i| all.iter().all(|given| !given[*i])).collect();
+        let parameters = self.addresses();
+        self.captured = Some(Captured { graph, rows, rule, parameters });
+        Ok(Outcome { unused: Some(unused), ..self.outcome() })
+    }
+
+    /// So many steps; `fill` comes before each, with its number. It ends early with a norm that is not finite, on all
+    /// members.
+    pub fn launch_steps(
+        &mut self,
+        dev: &Device,
+        shard: Shard,
+        (steps, optimizer): (usize, &Optimizer),
+        fill: &impl Fn(&Device, Shard, &mut M, usize) -> Result<()>,
+    ) -> Result<Outcome> {
+        let Some(mut captured) = self.captured.take() else { return Err(Error::invalid(OP, NONE)) };
+        let outcome = self.launch_all(dev, shard, &mut captured, (steps, optimizer), fill);
+        self.captured = Some(captured);
+        outcome
+    }
+
+    fn launch_all(
+        &mut self,
+        dev: &Device,
+        shard: Shard,
+        captured: &mut Captured,
+        (steps, optimizer): (usize, &Optimizer),
+        fill: &impl Fn(&Device, Shard, &mut M, usize) -> Result<()>,
+    ) -> Result<Outcome> {
+        for step in 0..steps {
+            if !shard.range(captured.rows).is_empty() {
+                OpSite::outside(|| fill(dev, shard.clone(), &mut self.model, step))?;
+            }
+            let outcome = self.settle(1)?;
+            if outcome.not_finite.is_some() {
+                return Ok(outcome);
+            }
+            let moved = "parameters have moved since the capture: capture the step again";
+            invalid_if!(self.addresses() != captured.parameters, OP, "{moved}");
+            captured.graph.check(dev, OP)?;
+            if self.halts {
+                dev.fill(&mut self.norm, 0.0)?;
+            }
+            dev.upload_into(bytemuck::cast_slice(&[self.rule(optimizer)]), &mut captured.rule)?;
+            if step == 0 {
+                // All members meet: before that a failure has changed nothing.
+                self.exchange.group(dev, OP)?.exchange_from(self.exchange.origin(), ())?;
+            }
+            self.launches(dev);
+            dev.launch_graph(&captured.graph)?;
+            self.launched(dev)?;
+        }
+        // The scope waits for the devices in any case.
+        self.settle(0)
+    }
+
+    fn addresses(&mut self) -> Vec<u64> {
+        self.model.parameters().iter().map(|parameter| parameter.view().address()).collect()
+    }
+
+    /// The sums are not finite where the last norm was not.
+    fn halt(&mut self, dev: &Device) -> Result<()> {
+        let own = (0..self.exchange.buckets()).map(|bucket| (bucket, self.exchange.part(bucket)));
+        let Some((bucket, part)) = own.into_iter().find(|(_, part)| !part.is_empty()) else { return Ok(()) };
+        let at = self.slots[bucket].start + part.start / CHUNK;
+        let last = dev.cast::<f64, _>(&self.norm)?;
+        dev.axpy(0.0, &last, &mut self.sums.slice_mut(at..at + 1))
+    }
+}
