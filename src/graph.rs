@@ -31,7 +31,7 @@ mod tests;
 use crate::{
     Device,
     collective::Group,
-    error::{Error, Result, op_site::OpSite},
+    error::{Error, Result, Site, op_site::OpSite},
     gang::Gang,
     memory::DeviceHandle,
     thread::worker::Worker,
@@ -81,14 +81,17 @@ impl Graph {
     /// Checks that `dev` may launch it now, and returns the group of its collectives.
     #[track_caller]
     pub(crate) fn check<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Option<Group<'d>>> {
-        let (site, handle) = (Location::caller(), &dev.worker.handle);
+        let (OpSite { op, site }, handle) = (OpSite::outermost(op, Location::caller()), &dev.worker.handle);
         fail_if!(self.handle.pool != handle.pool, Error::wrong_pool(op, dev.index()));
         fail_if!(self.handle.device != handle.device, Error::wrong_device(op, self.handle.device, dev.index()));
         if self.parts.iter().any(Part::is_stale) {
             let why = "gradients that it names have moved, or their exchange is gone";
             return Err(Error::GraphInvalidated { op, device: dev.index(), why, site });
         }
-        self.gathering.as_ref().map(|gathering| gathering.group(dev, op)).transpose()
+        match &self.gathering {
+            Some(gathering) => gathering.group(dev, op, site).map(Some),
+            None => Ok(None),
+        }
     }
 }
 
@@ -118,9 +121,7 @@ struct Gathering {
 
 impl Gathering {
     /// The group in the device's present gang.
-    #[track_caller]
-    fn group<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
-        let site = Location::caller();
+    fn group<'d>(&self, dev: &'d Device, op: &'static str, site: Site) -> Result<Group<'d>> {
         let (mut gang, present) = (self.gang.borrow_mut(), &dev.session.gang);
         let same = Arc::ptr_eq(&gang, present);
         if !same && gang.is_aborted() || dev.worker.failures.borrow().len() != self.failures {
@@ -130,7 +131,7 @@ impl Gathering {
         let Some(group) = dev.group_of(&self.members) else {
             let (members, present) = (&self.members, present.members());
             let why = format_args!("the graph's collectives are of devices {members:?}, and this gang is {present:?}");
-            return Err(Error::invalid(op, why));
+            return Err(Error::invalid_at(site, op, why));
         };
         if !same {
             *gang = present.clone();

@@ -24,7 +24,9 @@ fn fills(dev: &Device, exchange: &mut GradientExchange, gradient: usize, value: 
 #[track_caller]
 fn stale(result: Result<(), Error>) {
     match result {
-        Err(Error::GraphInvalidated { op: "launch_graph", why, .. }) => assert!(why.contains("gradients"), "{why}"),
+        Err(Error::GraphInvalidated { op: "launch_graph", why, site, .. }) => {
+            assert!(why.contains("gradients") && site.file().starts_with("tests/"), "{why} at {site}");
+        }
         other => panic!("not stale: {other:?}"),
     }
 }

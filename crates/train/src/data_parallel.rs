@@ -20,6 +20,8 @@ use gpu_pool::{Device, Error, GpuPool, Group, PerDevice, Result, Shard, error::S
 use replica::{Outcome, Replica};
 use std::panic::Location;
 
+const HELD: &str = "`accumulate` has left gradients, which only a `step` counts";
+
 /// A model on every device of a pool, or on some of them: PyTorch's `DistributedDataParallel`.
 ///
 /// A step splits the batch over the devices. Each runs the forward and backward pass of its rows; the gradients are
@@ -53,6 +55,8 @@ pub struct DataParallel<M: Model<T>, T: Parameter = f32> {
     steps: u64,
     unused: Vec<usize>,
     captured: bool,
+    /// Whether gradients of earlier passes wait for a step.
+    held: bool,
     #[cfg(feature = "checkpoints")]
     groups: save::Groups,
 }
@@ -127,6 +131,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
             steps: 0,
             unused: Vec::new(),
             captured: false,
+            held: false,
             #[cfg(feature = "checkpoints")]
             groups: Default::default(),
         };
@@ -168,6 +173,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         let update = |dev: &Device, replica: &mut Replica<M, T>| replica.update(dev, &optimizer);
         let all = self.passes(&Call::at(OP, site), (rows, true), &f, update)?;
         let (results, outcomes): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+        self.held = false;
         self.conclude(OP, site, &outcomes)?;
         Ok(results.into_iter().flatten().collect())
     }
@@ -190,24 +196,28 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         let (site, _here) = (Location::caller(), OpSite::here(OP));
         let hold = |dev: &Device, replica: &mut Replica<M, T>| replica.exchange.finish(dev).map(drop);
         let all = self.passes(&Call::at(OP, site), (rows, false), &f, hold)?;
+        self.held = true;
         Ok(all.into_iter().filter_map(|(result, ())| result).collect())
     }
 
     /// Captures a step on `rows` rows as a [graph](Device::capture) of each device, for [`launch_steps`]: the passes of
-    /// `f`, the sums of the gradients, and the update. A launch is one call of the driver, so it is the fastest way for
-    /// shapes that stay the same. Nothing runs yet, and no parameter changes. A later capture replaces it.
+    /// `f`, the sums of the gradients, and the update. Nothing runs yet, and no parameter changes. A launch is one call
+    /// of the driver where kernels meet on the GPUs, so it is the fastest way for shapes that stay the same. A later
+    /// capture replaces it.
     ///
     /// `f` is as for [`step`](Self::step), with the rules of captures: it reads its rows from buffers that the model
-    /// keeps, and leaves its results in such buffers, since a graph has the same memory at each launch. Make one `step`
-    /// with it before: the first matrix product loads cuBLAS, which a graph cannot hold.
+    /// keeps, and leaves its results in such buffers. What it takes from the host stays as it is now: factors, and the
+    /// seeds of [`dropout`](crate::prelude). Make one `step` with it before: the first matrix product loads cuBLAS,
+    /// which a graph cannot hold.
     ///
     /// A captured step has the bits of a called one. Within a graph the sums come behind the whole backward pass, not
     /// beside it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 rows, a closure that gave no gradient, what [`accumulate`](Self::accumulate)
-    /// has left, members in several processes, and the calls that a capture refuses; those of `f`, and of
-    /// [`GpuPool::run`]. After one from a closure or a device the model is [`Error::Poisoned`], as after a `step`.
+    /// [`Error::InvalidArgument`] for 0 rows, after [`accumulate`](Self::accumulate), and for a model in several groups
+    /// or processes; these leave the model as it was. Those of `f`, and of [`GpuPool::run`]; [`Error::InvalidArgument`]
+    /// for a closure that gave no gradient, and for calls that a capture refuses: then the model is
+    /// [`Error::Poisoned`], as after a `step`.
     ///
     /// [`launch_steps`]: Self::launch_steps
     #[track_caller]
@@ -218,32 +228,35 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     ) -> Result<()> {
         const OP: &str = "DataParallel::capture_step";
         let (site, _here) = (Location::caller(), OpSite::here(OP));
-        if rows == 0 {
-            return self.replicas.refuse(Error::invalid(OP, "a batch of 0 rows"));
+        let why = if rows == 0 { "a batch of 0 rows" } else { HELD };
+        if rows == 0 || self.held {
+            return self.replicas.refuse(Error::invalid(OP, why));
         }
         self.captured = false;
         let outcomes = self.on_each(|dev, shard, replica| replica.capture(dev, shard, rows, &f))?;
+        let outcomes = outcomes.into_iter().collect::<Result<Vec<_>>>()?;
         self.captured = true;
         self.conclude(OP, site, &outcomes)
     }
 
     /// Makes `count` steps, each by a launch of the step that was [captured](Self::capture_step), in one scope. Before
-    /// each, `fill` writes the rows of the step to the model's buffers: it gets the number of the step, from 0. It is
-    /// not called on a device without rows. It may be mixed with other calls, also with [`step`](Self::step).
+    /// each, `fill` gets the number of the step, from 0, and writes its rows *into* the model's buffers: the graph
+    /// never sees a buffer that takes their place. On a device without rows it is not called. It may be mixed with
+    /// other calls, also with [`step`](Self::step).
     ///
     /// The call ends when the devices have made all steps, as every scope does: so many steps in a call are faster than
     /// a call for each. Within it, host threads are at most two steps ahead.
     ///
     /// # Errors
-    /// * [`Error::NotFinite`]: the gradients of a step of this call, or of the step before it, had a NaN or an infinity.
+    /// * [`Error::NotFinite`]: the gradients of a step of this call, or of the step before, had a NaN or an infinity.
     ///   Neither that step nor a later one has changed a parameter or a moment: [`steps`](Self::steps) tells how many
-    ///   count. `fill` may have been called for the one behind it.
-    /// * [`Error::InvalidArgument`] without a captured step, when a parameter is at another place than at the capture,
-    ///   and for a schedule that has raised the rate beyond `f32`; [`Error::GraphInvalidated`] after a scope has failed
-    ///   on one of the devices: capture the step again.
-    /// * [`Error::Poisoned`] after a failure. [`clear_poison`](Self::clear_poison) helps as after a `step`, if the call
-    ///   failed before its first launch.
-    /// * Those of `fill`, and of [`GpuPool::run`].
+    ///   count. But `fill` and the passes may have run for the step behind it, with what they write elsewhere.
+    /// * Nothing was done, and the model is as it was: [`Error::InvalidArgument`] without a captured step, after
+    ///   [`accumulate`](Self::accumulate), when a parameter is at another place than at the capture, and for a schedule
+    ///   that will raise the rate beyond `f32`; [`Error::GraphInvalidated`] after any scope has failed on one of the
+    ///   devices. Capture the step again.
+    /// * Those of `fill`, and of [`GpuPool::run`]. Then the model is [`Error::Poisoned`], as after a `step`:
+    ///   [`clear_poison`](Self::clear_poison) helps if no device had launched a step.
     #[track_caller]
     pub fn launch_steps(
         &mut self,
@@ -256,10 +269,11 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         let mut steps = self.steps..self.steps.saturating_add(count as u64);
         steps.try_for_each(|step| optimizer.check_step(step))?;
         invalid_if!(!self.captured, OP, "{}", captured::NONE);
+        invalid_if!(self.held, OP, "{HELD}");
         let f = |dev: &Device, shard: Shard, replica: &mut Replica<M, T>| {
             replica.launch_steps(dev, shard, (count, &optimizer), &fill)
         };
-        let outcomes = self.on_each(f)?;
+        let outcomes = self.on_each(f)?.into_iter().collect::<Result<Vec<_>>>()?;
         self.conclude(OP, site, &outcomes)
     }
 
@@ -337,6 +351,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         let (site, _here) = (Location::caller(), OpSite::here("DataParallel::clear_poison"));
         self.replicas.clear_poison()?;
         let outcomes = self.on_each(|dev, _, replica| replica.recover(dev))?;
+        self.held = false;
         self.conclude("DataParallel::clear_poison", site, &outcomes)
     }
 

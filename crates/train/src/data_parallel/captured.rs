@@ -8,7 +8,7 @@ use super::{
     Gradients, Model, parts,
     replica::{Outcome, Replica},
 };
-use crate::runtime::{CHUNK, ErrorInternals, ExchangeInternals, GraphInternals, GroupInternals, OpSite};
+use crate::runtime::{CHUNK, DeviceInternals, ErrorInternals, ExchangeInternals, GraphInternals, OpSite};
 use crate::{Optimizer, Parameter, update::Rule};
 use gpu_pool::{AsView, Device, DeviceBuffer, Error, Graph, Result, Shard};
 
@@ -22,20 +22,23 @@ pub(super) struct Captured {
     rule: DeviceBuffer<u32>,
     /// Where the graph has the parameters.
     parameters: Vec<u64>,
+    unused: Vec<usize>,
 }
 
 impl<M: Model<T>, T: Parameter> Replica<M, T> {
+    /// The inner error is that of all members, who have done nothing.
     pub fn capture(
         &mut self,
         dev: &Device,
         shard: Shard,
         rows: usize,
         f: &impl Fn(&Device, Shard, &mut M, &mut Gradients<'_, T>) -> Result<()>,
-    ) -> Result<Outcome> {
+    ) -> Result<Result<Outcome>> {
         const OP: &str = "DataParallel::capture_step";
         let group = self.exchange.group(dev, OP)?;
-        invalid_if!(group.spans_processes(), OP, "a graph has no collectives of several processes");
-        invalid_if!(self.held.is_some(), OP, "`accumulate` has left gradients for the next `step`");
+        if group.count() != dev.everyone().count() {
+            return Ok(Err(Error::invalid(OP, "a model in several groups, or in several processes")));
+        }
         self.captured = None;
         self.prepare(dev)?;
         let rule = dev.zeros(size_of::<Rule>() / size_of::<u32>())?;
@@ -60,61 +63,62 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
             self.halt(dev)?;
             self.launch(dev, Rule::nothing(), Some(rule.view()))
         })?;
-        let all = self.exchange.group(dev, OP)?.exchange_from(self.exchange.origin(), given)?;
+        let all = dev.exchange(given)?;
         let unused = (0..self.sizes.len()).filter(|i| all.iter().all(|given| !given[*i])).collect();
         let parameters = self.addresses();
-        self.captured = Some(Captured { graph, rows, rule, parameters });
-        Ok(Outcome { unused: Some(unused), ..self.outcome() })
+        self.captured = Some(Captured { graph, rows, rule, parameters, unused });
+        Ok(Ok(self.outcome()))
     }
 
     /// So many steps; `fill` comes before each, with its number. It ends early with a norm that is not finite, on all
-    /// members.
+    /// members. The inner error is that of all members, who have launched nothing.
     pub fn launch_steps(
         &mut self,
         dev: &Device,
         shard: Shard,
         (steps, optimizer): (usize, &Optimizer),
         fill: &impl Fn(&Device, Shard, &mut M, usize) -> Result<()>,
-    ) -> Result<Outcome> {
-        let Some(mut captured) = self.captured.take() else { return Err(Error::invalid(OP, NONE)) };
-        let outcome = self.launch_all(dev, shard, &mut captured, (steps, optimizer), fill);
-        self.captured = Some(captured);
-        outcome
-    }
-
-    fn launch_all(
-        &mut self,
-        dev: &Device,
-        shard: Shard,
-        captured: &mut Captured,
-        (steps, optimizer): (usize, &Optimizer),
-        fill: &impl Fn(&Device, Shard, &mut M, usize) -> Result<()>,
-    ) -> Result<Outcome> {
+    ) -> Result<Result<Outcome>> {
         for step in 0..steps {
-            if !shard.range(captured.rows).is_empty() {
-                OpSite::outside(|| fill(dev, shard.clone(), &mut self.model, step))?;
-            }
             let outcome = self.settle(1)?;
             if outcome.not_finite.is_some() {
-                return Ok(outcome);
+                return Ok(Ok(outcome));
             }
-            let moved = "parameters have moved since the capture: capture the step again";
-            invalid_if!(self.addresses() != captured.parameters, OP, "{moved}");
-            captured.graph.check(dev, OP)?;
+            let rows = self.captured.as_ref().map_or(0, |captured| captured.rows);
+            if !shard.range(rows).is_empty() {
+                OpSite::outside(|| fill(dev, shard.clone(), &mut self.model, step))?;
+            }
+            let checked = self.check_launch(dev);
+            if step > 0 {
+                checked?;
+            } else if let Some(refused) = dev.exchange(checked.err())?.into_iter().flatten().next() {
+                return Ok(Err(refused));
+            } else {
+                // A step since the capture may have had other parameters.
+                self.prepare(dev)?;
+            }
             if self.halts {
                 dev.fill(&mut self.norm, 0.0)?;
             }
-            dev.upload_into(bytemuck::cast_slice(&[self.rule(optimizer)]), &mut captured.rule)?;
-            if step == 0 {
-                // All members meet: before that a failure has changed nothing.
-                self.exchange.group(dev, OP)?.exchange_from(self.exchange.origin(), ())?;
-            }
-            self.launches(dev);
+            let rule = self.rule(optimizer);
+            let Some(captured) = &mut self.captured else { continue };
+            dev.upload_into(bytemuck::cast_slice(&[rule]), &mut captured.rule)?;
+            (self.dirty, self.updated_in) = (true, dev.gang());
             dev.launch_graph(&captured.graph)?;
             self.launched(dev)?;
         }
         // The scope waits for the devices in any case.
-        self.settle(0)
+        let outcome = self.settle(0)?;
+        let unused = self.captured.as_ref().filter(|_| steps > 0).map(|captured| captured.unused.clone());
+        Ok(Ok(Outcome { unused, ..outcome }))
+    }
+
+    fn check_launch(&mut self, dev: &Device) -> Result<()> {
+        let addresses = self.addresses();
+        let Some(captured) = &self.captured else { return Err(Error::invalid(OP, NONE)) };
+        let moved = "parameters have moved since the capture: capture the step again";
+        invalid_if!(addresses != captured.parameters, OP, "{moved}");
+        captured.graph.check(dev, OP)
     }
 
     fn addresses(&mut self) -> Vec<u64> {

@@ -46,8 +46,9 @@ impl<'a, T: Parameter> Gradients<'a, T> {
     }
 
     /// Gives gradient `i`, once in each pass: `f` writes all of it. When the last gradient of a bucket is there, its
-    /// exchange begins (in a [capture](super::DataParallel::capture_step): behind the whole pass). The gradient that earlier passes have [accumulated](super::DataParallel::accumulate) is added
-    /// to it, for `f32` at the cost of a buffer and of a pass over it; see [`add`](Self::add).
+    /// exchange begins; in a [capture](super::DataParallel::capture_step), behind the whole pass. The gradient that
+    /// earlier passes have [accumulated](super::DataParallel::accumulate) is added to it, for `f32` at the cost of a
+    /// buffer and of a pass over it; see [`add`](Self::add).
     ///
     /// # Errors
     /// [`InvalidArgument`](gpu_pool::Error::InvalidArgument) when there is no such gradient, or it was given already;
@@ -84,7 +85,7 @@ impl<'a, T: Parameter> Gradients<'a, T> {
     #[track_caller]
     fn given(&mut self, i: usize) -> Result<()> {
         let Some(captured) = &mut self.captured else { return self.exchange.ready(self.dev, i) };
-        invalid_if!(captured[i], "Gradients::write", "gradient {i} was given already");
+        invalid_if!(captured[i], "Gradients", "gradient {i} was given already");
         captured[i] = true;
         Ok(())
     }

@@ -23,7 +23,7 @@ const FIRST_BUCKET: usize = 1 << 20;
 /// by factors of two, so the held sum is not rounded, and becomes the number of rows with the last piece: then the
 /// gradients are the mean.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Held {
+struct Held {
     rows: f64,
     divisor: f64,
 }
@@ -89,10 +89,10 @@ pub(super) struct Replica<M, T: Parameter> {
     pub steps: u64,
     /// Updates that were launched: which of `seen` is the next.
     updates: u64,
-    dirty: bool,
-    updated_in: u64,
+    pub(super) dirty: bool,
+    pub(super) updated_in: u64,
     /// The pieces that were accumulated, and the one of this pass.
-    pub(super) held: Option<Held>,
+    held: Option<Held>,
     scale: f32,
     #[cfg(feature = "checkpoints")]
     pub sharded: bool,
@@ -197,7 +197,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
             return Ok(outcome);
         }
         self.prepare(dev)?;
-        self.launches(dev);
+        (self.dirty, self.updated_in) = (true, dev.gang());
         self.launch(dev, self.rule(optimizer), None)?;
         self.launched(dev)?;
         outcome.steps = self.steps;
@@ -228,11 +228,6 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
 
     pub(super) fn rule(&self, optimizer: &Optimizer) -> Rule {
         Rule { gather: self.exchange.is_scattered().into(), ..optimizer.rule(self.steps) }
-    }
-
-    /// From here on a failure may leave members with other parameters.
-    pub(super) fn launches(&mut self, dev: &Device) {
-        (self.dirty, self.updated_in) = (true, dev.gang());
     }
 
     /// The norm of what was added up, and the update. `graph_rule`: the memory of a rule that counts in place of

@@ -260,7 +260,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         })?;
         match found.and_then(|found| refused.into_iter().flatten().next().map_or(Ok(found), Err)) {
             Ok(found) => {
-                self.steps = found.steps;
+                (self.steps, self.held) = (found.steps, false);
                 Ok(())
             }
             Err(error) => {

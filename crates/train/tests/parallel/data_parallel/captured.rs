@@ -5,11 +5,14 @@
 use super::rig::{Bag, Real, SIZES, backward, bag, bits, either, number};
 use crate::{
     on_both,
-    support::{Gpus, failure, on_cuda},
+    support::{Gpus, cases, failure, on_cuda},
 };
 use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Result, Shard, collective::ReduceOrder};
+use gpu_pool_lab::FaultPlan;
+use gpu_pool_lab::prelude::*;
 use gpu_pool_train::{DataParallel, Gradients, Model, Optimizer};
 use half::{bf16, f16};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Parameters, and where the gradients of a step are before it.
 struct Fed<T: Real> {
@@ -127,8 +130,9 @@ on_both! {
                 })
             };
             graphs.capture_step(7, some).unwrap();
-            assert_eq!(graphs.unused(), [2]);
+            assert!(graphs.unused().is_empty(), "no step was made");
             launch(&mut graphs, 0..3, 7).unwrap();
+            assert_eq!(graphs.unused(), [2]);
             for step in 0..3 {
                 calls.step(7, |dev, shard, fed, gradients| {
                     fill(dev, &shard, fed, step, 7)?;
@@ -146,8 +150,10 @@ on_both! {
             let optimizer = either(Optimizer::adam(0.1), sharded);
             let [mut graphs, mut calls] = [(); 2].map(|()| fed::<f32>(&pool, optimizer, &[3000, 2]));
             capture(&mut graphs, 5).unwrap();
+            let filled = AtomicUsize::new(0);
             let broken = |graphs: &mut Training<f32>, count: usize, at: usize| {
                 graphs.launch_steps(count, |dev, shard, fed, k| {
+                    filled.fetch_max(k + 1, Relaxed);
                     fill(dev, &shard, fed, k as u64, 5)?;
                     if k == at && shard.index() == 0 { dev.fill(&mut fed.next[0], bad) } else { Ok(()) }
                 })
@@ -158,7 +164,7 @@ on_both! {
             };
             assert!(!norm.is_finite() && site.file().starts_with("crates/train/tests"), "{error}");
             (0..2).try_for_each(|step| call(&mut calls, &[3000, 2], step, 5)).unwrap();
-            assert_eq!(graphs.steps(), 2);
+            assert_eq!((graphs.steps(), filled.load(Relaxed)), (2, 4), "one step more");
             assert!(bits(&weights(&mut graphs)[0]) == bits(&weights(&mut calls)[0]));
             // It goes on with the same graph, and sees the last step of a call, too.
             for at in [0, 1] {
@@ -171,12 +177,26 @@ on_both! {
                 (0..at as u64).try_for_each(|step| call(&mut calls, &[3000, 2], step, 5)).unwrap();
                 assert!(bits(&weights(&mut graphs)[0]) == bits(&weights(&mut calls)[0]));
             }
-            // A called step that is not finite, with launched ones behind it.
-            graphs.step(5, |dev, _, _, g| g.write(0, |own| dev.fill(own, bad))).unwrap();
-            let steps = graphs.steps();
-            let error = failure(launch(&mut graphs, 0..3, 5));
-            assert!(matches!(error, Error::NotFinite { step, .. } if step + 1 == steps), "{error}");
-            assert!(bits(&weights(&mut graphs)[0]) == bits(&weights(&mut calls)[0]));
+            // A called step that is not finite, with launched ones behind it: others may have found it before.
+            for found in 0..3 {
+                graphs.step(5, |dev, _, _, g| g.write(0, |own| dev.fill(own, bad))).unwrap();
+                let steps = graphs.steps();
+                let error = match found {
+                    0 => failure(launch(&mut graphs, 0..3, 5)),
+                    1 => failure(graphs.verify()),
+                    _ => {
+                        failure(graphs.each(|_, _| Err::<(), _>(Error::custom("fails"))));
+                        failure(graphs.clear_poison())
+                    }
+                };
+                assert!(matches!(error, Error::NotFinite { step, .. } if step + 1 == steps), "{error}");
+                assert!(bits(&weights(&mut graphs)[0]) == bits(&weights(&mut calls)[0]));
+                // The scope that failed was the graph's.
+                capture(&mut graphs, 5).unwrap();
+                launch(&mut graphs, 7..8, 5).unwrap();
+                call(&mut calls, &[3000, 2], 7, 5).unwrap();
+                compare(&mut graphs, &mut calls, "after a called step that was not finite");
+            }
         }
     }
 
@@ -210,19 +230,71 @@ on_both! {
             pass(dev, fed, g)?;
             dev.download(&fed.next[0]).map(drop)
         });
+        // These have done nothing. A graph writes where accumulated gradients lie, so only a `step` may follow them.
+        capture(&mut model, 2).unwrap();
         model.accumulate(2, |dev, _, fed, g| pass(dev, fed, g)).unwrap();
         assert!(refused(capture(&mut model, 2)).contains("accumulate"));
-        model.clear_poison().unwrap();
-        capture(&mut model, 2).unwrap();
+        assert!(refused(launch(&mut model, 0..1, 2)).contains("accumulate"));
+        call(&mut model, &[4, 2], 0, 2).unwrap();
         launch(&mut model, 0..2, 2).unwrap();
         // What the graph does not know: a parameter at another place.
         model.each(|dev, fed| { fed.bag.0[1] = dev.upload(&dev.download(&fed.bag.0[1])?)?; Ok(()) }).unwrap();
         assert!(refused(launch(&mut model, 2..3, 2)).contains("capture the step again"));
-        model.clear_poison().unwrap();
         capture(&mut model, 2).unwrap();
         launch(&mut model, 2..3, 2).unwrap();
-        assert_eq!(model.steps(), 3);
+        assert_eq!(model.steps(), 4);
+        // A graph outlives a panic of the program's, unless it has collectives.
+        failure(model.launch_steps(1, |_, _, _, _| panic!("the program's mistake")));
+        model.clear_poison().unwrap();
+        if pool.device_count() == 1 {
+            launch(&mut model, 3..4, 2).unwrap();
+        } else {
+            assert!(matches!(failure(launch(&mut model, 3..4, 2)), Error::GraphInvalidated { .. }));
+        }
         model.verify().unwrap();
+    }
+
+    // A step between may have had other parameters, whose places the device has in a table.
+    2: fn parameters_that_were_elsewhere_meanwhile(gpus) {
+        let pool = gpus.unwatched(gpus.up_to(3)).build().unwrap();
+        for sharded in [false, true] {
+            let optimizer = either(Optimizer::adam(0.1), sharded);
+            let [mut graphs, mut calls] = [(); 2].map(|()| fed::<f32>(&pool, optimizer, &[64, 64]));
+            capture(&mut graphs, 4).unwrap();
+            let swap = |_: &Device, fed: &mut Fed<f32>| { fed.bag.0.swap(0, 1); Ok(()) };
+            launch(&mut graphs, 0..1, 4).unwrap();
+            graphs.each(swap).unwrap();
+            call(&mut graphs, &[64, 64], 1, 4).unwrap();
+            graphs.each(swap).unwrap();
+            launch(&mut graphs, 2..4, 4).unwrap();
+            call(&mut calls, &[64, 64], 0, 4).unwrap();
+            calls.each(swap).unwrap();
+            call(&mut calls, &[64, 64], 1, 4).unwrap();
+            calls.each(swap).unwrap();
+            (2..4).try_for_each(|step| call(&mut calls, &[64, 64], step, 4)).unwrap();
+            compare(&mut graphs, &mut calls, "swapped and swapped back");
+        }
+    }
+
+    4: fn groups_and_some_devices(gpus) {
+        let pool = gpus.pool(4);
+        let next = |dev: &Device| Ok(vec![dev.zeros::<f32>(5)?]);
+        let build = |dev: &Device| Ok(Fed { bag: bag(dev, &[5], 3)?, next: next(dev)? });
+        // Two groups may stop at different steps.
+        let mut grid = DataParallel::new_in(
+            &pool,
+            |dev| dev.group(&[dev.rank() % 2, dev.rank() % 2 + 2]),
+            Optimizer::sgd(0.1),
+            build,
+        ).unwrap();
+        let error = failure(capture(&mut grid, 4));
+        assert!(matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains("groups"), "{error}");
+        let make = || DataParallel::new_on(&pool, &[3, 1], Optimizer::sgd(0.1), build).unwrap();
+        let (mut graphs, mut calls) = (make(), make());
+        capture(&mut graphs, 3).unwrap();
+        launch(&mut graphs, 0..2, 3).unwrap();
+        (0..2).try_for_each(|step| call(&mut calls, &[5], step, 3)).unwrap();
+        compare(&mut graphs, &mut calls, "some devices");
     }
 
     // Before its first launch a call that fails has changed nothing; after it, `clear_poison` says so.
@@ -254,8 +326,10 @@ on_both! {
                 compare(&mut graphs, &mut calls, "nothing has changed");
                 // A scope has failed, which the graph's collectives were in.
                 let error = failure(launch(&mut graphs, 0..1, 7));
-                assert!(matches!(error, Error::GraphInvalidated { .. }), "{error}");
-                graphs.clear_poison().unwrap();
+                let Error::GraphInvalidated { op: "DataParallel::launch_steps", site, .. } = error else {
+                    panic!("{error}")
+                };
+                assert!(site.file().starts_with("crates/train/tests"), "{error}");
                 capture(&mut graphs, 7).unwrap();
                 launch(&mut graphs, 5..6, 7).unwrap();
                 call(&mut calls, &SIZES, 5, 7).unwrap();
@@ -274,6 +348,44 @@ on_both! {
 #[test]
 fn larger_models() {
     on_cuda(2, |gpus| same_bits::<bf16>(gpus, gpus.up_to(4), &[300_000, 5, 1_000_003, 77, 200_000], 1 << 20));
+}
+
+/// A fault at some of the driver's calls within captured steps: a typed error, after which `clear_poison` finds all
+/// parameters equal or says that it cannot help.
+#[test]
+fn faults_within_launches() {
+    crate::support::guarded(|| {
+        let [mut recovered, mut lost] = [0; 2];
+        for at in (1..).step_by(cases(2, 1)) {
+            let plan = format!("1:any:{at}:error").parse::<FaultPlan>().unwrap().paused();
+            let pool = Gpus::software().unwatched(2).faults(plan.clone()).build().unwrap();
+            let make = || fed::<f32>(&pool, Optimizer::adam(0.1).clip(1.0).sharded(), &[40, 3, 30]);
+            let mut model = make();
+            capture(&mut model, 4).unwrap();
+            plan.resume();
+            let ended = launch(&mut model, 0..2, 4);
+            plan.pause();
+            if plan.fired().is_empty() {
+                ended.unwrap();
+                break;
+            }
+            if let Err(error) = ended {
+                assert!(matches!(error, Error::Driver { .. } | Error::DeviceLost { .. }), "call {at}: {error}");
+                match model.clear_poison() {
+                    Ok(()) => recovered += 1,
+                    Err(error) => {
+                        lost += 1;
+                        assert!(error.to_string().contains("under way"), "call {at}: {error}");
+                        model = make();
+                    }
+                }
+                capture(&mut model, 4).unwrap();
+            }
+            launch(&mut model, 2..4, 4).unwrap();
+            model.verify().unwrap();
+        }
+        assert!(recovered > 0 && lost > 0, "{recovered} recovered, {lost} lost");
+    });
 }
 
 /// A loaded checkpoint is where the next launch goes on.
