@@ -153,7 +153,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// * [`Error::NotFinite`]: the gradients of the step *before* this one had a NaN or an infinity (so had its loss,
     ///   as a rule). Neither that step nor this one has changed a parameter or a moment, and the model can be used:
     ///   with other data, or a smaller rate. An error one step late costs no wait; [`verify`](Self::verify) and
-    ///   [`save`](Self::save) also report it.
+    ///   [`save`](Self::save) also report it. (Of a model in several groups, those whose gradients were finite have
+    ///   made the step before, and it counts in all of them.)
     /// * [`Error::InvalidArgument`]: 0 rows, in all processes together; a schedule that has raised the rate beyond
     ///   `f32`; a closure that gave no gradient at all; parameters that have other sizes than at the start.
     /// * [`Error::Poisoned`] after a failed step: see [`clear_poison`](Self::clear_poison).
@@ -331,7 +332,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     pub fn verify(&mut self) -> Result<()> {
         let (site, _here) = (Location::caller(), OpSite::here("DataParallel::verify"));
         let outcomes = self.on_each(|dev, _, replica| {
-            let outcome = replica.settle(0)?;
+            let outcome = replica.settle(dev, 0)?;
             replica.compare(dev)?;
             Ok(outcome)
         })?;
@@ -339,8 +340,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     }
 
     /// Makes the model usable again after a failed step, if that step has changed nothing, which is so if a closure has
-    /// failed (of a model in several groups: before the devices of another group have made their step): compares all
-    /// replicas, and forgets the gradients of the step and those that [`accumulate`](Self::accumulate) has left.
+    /// failed: compares all replicas, and forgets the gradients of the step and those that
+    /// [`accumulate`](Self::accumulate) has left.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if an update was under way when the step failed: then [`load`](Self::load) a

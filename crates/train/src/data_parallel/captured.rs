@@ -80,7 +80,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         fill: &impl Fn(&Device, Shard, &mut M, usize) -> Result<()>,
     ) -> Result<Result<Outcome>> {
         for step in 0..steps {
-            let outcome = self.settle(1)?;
+            let outcome = self.settle(dev, 1)?;
             if outcome.not_finite.is_some() {
                 return Ok(Ok(outcome));
             }
@@ -108,7 +108,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
             self.launched(dev)?;
         }
         // The scope waits for the devices in any case.
-        let outcome = self.settle(0)?;
+        let outcome = self.settle(dev, 0)?;
         let unused = self.captured.as_ref().filter(|_| steps > 0).map(|captured| captured.unused.clone());
         Ok(Ok(Outcome { unused, ..outcome }))
     }

@@ -191,7 +191,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         // All members meet here: no closure has failed.
         let unused = self.exchange.finish(dev)?.unused().to_vec();
         self.held = None;
-        let mut outcome = self.settle(0)?;
+        let mut outcome = self.settle(dev, 0)?;
         outcome.unused = Some(unused);
         if outcome.not_finite.is_some() {
             return Ok(outcome);
@@ -258,8 +258,21 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
     }
 
     /// Waits for the norms of the steps, the oldest first, until no more than so many are left. It ends with one that
-    /// is not finite: the devices have left the parameters as they were, in that step and in those behind it.
-    pub fn settle(&mut self, left: usize) -> Result<Outcome> {
+    /// is not finite: the devices have left the parameters as they were, in that step and in those behind it. Of
+    /// several groups all hear of it, and a step that one of them has made counts in all: they stay at one number.
+    pub fn settle(&mut self, dev: &Device, left: usize) -> Result<Outcome> {
+        let mut outcome = self.settle_group(left)?;
+        if self.exchange.group(dev, "DataParallel")?.here().count() != dev.everyone().count() {
+            for (steps, not_finite) in dev.exchange((self.steps, outcome.not_finite))? {
+                self.steps = self.steps.max(steps);
+                outcome.not_finite = outcome.not_finite.or(not_finite);
+            }
+            outcome.steps = self.steps;
+        }
+        Ok(outcome)
+    }
+
+    fn settle_group(&mut self, left: usize) -> Result<Outcome> {
         while self.pending.len() > left {
             let number = self.updates - self.pending.len() as u64;
             let norm = self.seen[(number % 2) as usize].as_slice()?[0];
@@ -310,7 +323,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
     #[track_caller]
     pub fn recover(&mut self, dev: &Device) -> Result<Outcome> {
         self.exchange.reset(dev)?;
-        let outcome = self.settle(0)?;
+        let outcome = self.settle(dev, 0)?;
         self.held = None;
         let group = self.exchange.group(dev, "clear_poison")?;
         self.dirty |= dev.has_failed(self.updated_in);

@@ -141,7 +141,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     pub fn checkpoint(&mut self) -> Result<Checkpoint> {
         let (site, _here) = (Location::caller(), OpSite::here("DataParallel::checkpoint"));
         let all = self.on_each(|dev, _, replica| {
-            let outcome = replica.settle(0)?;
+            let outcome = replica.settle(dev, 0)?;
             let own = own(dev, replica)?;
             Ok((outcome, own))
         })?;

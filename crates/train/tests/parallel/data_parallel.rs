@@ -125,11 +125,32 @@ on_both! {
         }
         grid.verify().unwrap();
         let found = weights(&mut grid).unwrap();
-        let [first, second] = lone.map(|mut model| weights(&mut model).unwrap());
-        assert_eq!((first.len(), second.len()), (2, 2));
-        for (found, expected) in found.iter().zip([&first[0], &second[0], &first[0], &second[0]]) {
-            assert!(bits(found) == bits(expected));
-        }
+        let own = |lone: &mut [DataParallel<Bag>; 2]| lone.each_mut().map(|model| weights(model).unwrap());
+        let same = |found: &[Vec<f32>], [first, second]: [Vec<Vec<f32>>; 2]| {
+            assert_eq!((first.len(), second.len()), (2, 2));
+            for (found, expected) in found.iter().zip([&first[0], &second[0], &first[0], &second[0]]) {
+                assert!(bits(found) == bits(expected));
+            }
+        };
+        same(&found, own(&mut lone));
+        // One group's gradients are not finite: the other one has made the step, and all stay at one number.
+        let nan = |model: &mut DataParallel<Bag>| model.step(4, |dev, _, _, gradients| {
+            gradients.write(0, |g| dev.fill(g, if dev.index() % 2 == 1 { f32::NAN } else { 1.0 }))
+        });
+        nan(&mut grid).unwrap();
+        lone[0].step(4, |dev, _, _, gradients| gradients.write(0, |g| dev.fill(g, 1.0))).unwrap();
+        let fails = |model: &mut DataParallel<Bag>| model.step(4, |dev, shard, _, gradients| match dev.index() {
+            1 => Err(Error::custom("no step")),
+            _ => backward(gradients, dev, &[5000], 7, shard.range(4).len()),
+        });
+        assert!(matches!(failure(nan(&mut grid)), Error::NotFinite { step: 3, .. }));
+        assert_eq!(grid.steps(), 4);
+        same(&weights(&mut grid).unwrap(), own(&mut lone));
+        // A closure fails in one group: none has made the step, and `clear_poison` says so.
+        failure(fails(&mut grid));
+        grid.clear_poison().unwrap();
+        assert_eq!(grid.steps(), 4);
+        same(&weights(&mut grid).unwrap(), own(&mut lone));
         for wrong in [&[][..], &[1, 9], &[2, 2]] {
             let found = DataParallel::new_on(&pool, wrong, Optimizer::sgd(0.1), |dev| bag::<f32>(dev, &[1], 0));
             assert!(matches!(failure(found), Error::InvalidArgument { .. }), "{wrong:?}");
