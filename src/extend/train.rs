@@ -102,6 +102,8 @@ impl Operations for Device {
 internals! {
     trait DeviceInternals [] () for Device {
         fn captures[](self: &Self) -> bool = self.recording.is_some();
+        /// Whether the pool is one process's part of a cluster.
+        fn in_cluster[](self: &Self) -> bool = self.worker.shared.world.is_some();
         /// The place of the scope's gang among all gangs of the process; never 0.
         fn gang[](self: &Self) -> u64 = self.session.gang.place();
         /// Whether the gang with this place has failed.

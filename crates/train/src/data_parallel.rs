@@ -152,9 +152,9 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// # Errors
     /// * [`Error::NotFinite`]: the gradients of the step *before* this one had a NaN or an infinity (so had its loss,
     ///   as a rule). Neither that step nor this one has changed a parameter or a moment, and the model can be used:
-    ///   with other data, or a smaller rate. An error one step late costs no wait; [`verify`](Self::verify) and
-    ///   [`save`](Self::save) also report it. (Of a model in several groups, those whose gradients were finite have
-    ///   made the step before, and it counts in all of them.)
+    ///   with other data, or a smaller rate. The next call reports it: `step`, [`launch_steps`](Self::launch_steps),
+    ///   [`verify`](Self::verify) or [`save`](Self::save). (Of a model in several groups, those whose gradients were
+    ///   finite have made the step before, and it counts in all of them. In a cluster each group is by itself.)
     /// * [`Error::InvalidArgument`]: 0 rows, in all processes together; a schedule that has raised the rate beyond
     ///   `f32`; a closure that gave no gradient at all; parameters that have other sizes than at the start.
     /// * [`Error::Poisoned`] after a failed step: see [`clear_poison`](Self::clear_poison).
@@ -254,10 +254,11 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     ///   count. But `fill` and the passes may have run for the step behind it, with what they write elsewhere.
     /// * Nothing was done, and the model is as it was: [`Error::InvalidArgument`] without a captured step, after
     ///   [`accumulate`](Self::accumulate), when a parameter is at another place than at the capture, and for a schedule
-    ///   that will raise the rate beyond `f32`; [`Error::GraphInvalidated`] after any scope has failed on one of the
-    ///   devices. Capture the step again.
-    /// * Those of `fill`, and of [`GpuPool::run`]. Then the model is [`Error::Poisoned`], as after a `step`:
-    ///   [`clear_poison`](Self::clear_poison) helps if no device had launched a step.
+    ///   that will raise the rate beyond `f32`; [`Error::GraphInvalidated`] on more than one device, after any scope
+    ///   has failed on one of them. Capture the step again.
+    /// * Those of `fill`, and of [`GpuPool::run`]; [`Error::InvalidArgument`] when `fill` has put a parameter
+    ///   elsewhere. Then the model is [`Error::Poisoned`], and [`clear_poison`](Self::clear_poison) helps if no step
+    ///   was launched: if the first `fill` has failed.
     #[track_caller]
     pub fn launch_steps(
         &mut self,
@@ -339,8 +340,9 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         self.conclude("DataParallel::verify", site, &outcomes)
     }
 
-    /// Makes the model usable again after a failed step, if that step has changed nothing, which is so if a closure has
-    /// failed: compares all replicas, and forgets the gradients of the step and those that
+    /// Makes the model usable again after a failed step, if that step has changed nothing, which is so if the closure
+    /// of a `step` has failed (in a cluster, of a model in several groups: before the devices of another group have
+    /// made their step): compares all replicas, and forgets the gradients of the step and those that
     /// [`accumulate`](Self::accumulate) has left.
     ///
     /// # Errors

@@ -84,18 +84,21 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
             if outcome.not_finite.is_some() {
                 return Ok(Ok(outcome));
             }
+            if step == 0
+                && let Some(refused) = dev.exchange(self.check_launch(dev).err())?.into_iter().flatten().next()
+            {
+                return Ok(Err(refused));
+            }
             let rows = self.captured.as_ref().map_or(0, |captured| captured.rows);
             if !shard.range(rows).is_empty() {
                 OpSite::outside(|| fill(dev, shard.clone(), &mut self.model, step))?;
             }
-            let checked = self.check_launch(dev);
-            if step > 0 {
-                checked?;
-            } else if let Some(refused) = dev.exchange(checked.err())?.into_iter().flatten().next() {
-                return Ok(Err(refused));
-            } else {
+            self.check_launch(dev)?;
+            if step == 0 {
                 // A step since the capture may have had other parameters.
                 self.prepare(dev)?;
+                // All members meet: before that a failure has changed nothing.
+                dev.exchange(())?;
             }
             if self.halts {
                 dev.fill(&mut self.norm, 0.0)?;

@@ -259,17 +259,28 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
 
     /// Waits for the norms of the steps, the oldest first, until no more than so many are left. It ends with one that
     /// is not finite: the devices have left the parameters as they were, in that step and in those behind it. Of
-    /// several groups all hear of it, and a step that one of them has made counts in all: they stay at one number.
+    /// several groups all hear of it, and a step that one of them has made counts in all: they stay at one number. (In
+    /// a cluster each group is by itself: processes may have different ones.)
     pub fn settle(&mut self, dev: &Device, left: usize) -> Result<Outcome> {
+        let before = (self.pending.clone(), self.steps, self.halts);
         let mut outcome = self.settle_group(left)?;
-        if self.exchange.group(dev, "DataParallel")?.here().count() != dev.everyone().count() {
-            for (steps, not_finite) in dev.exchange((self.steps, outcome.not_finite))? {
-                self.steps = self.steps.max(steps);
-                outcome.not_finite = outcome.not_finite.or(not_finite);
-            }
-            outcome.steps = self.steps;
+        if dev.in_cluster() || self.exchange.group(dev, "DataParallel")?.count() == dev.everyone().count() {
+            return Ok(outcome);
         }
-        Ok(outcome)
+        match dev.exchange((self.steps, outcome.not_finite)) {
+            Ok(all) => {
+                for (steps, not_finite) in all {
+                    self.steps = self.steps.max(steps);
+                    outcome.not_finite = outcome.not_finite.or(not_finite);
+                }
+                Ok(Outcome { steps: self.steps, ..outcome })
+            }
+            Err(error) => {
+                // Nobody has heard of it: the next one looks again.
+                (self.pending, self.steps, self.halts) = before;
+                Err(error)
+            }
+        }
     }
 
     fn settle_group(&mut self, left: usize) -> Result<Outcome> {
@@ -327,11 +338,12 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         self.held = None;
         let group = self.exchange.group(dev, "clear_poison")?;
         self.dirty |= dev.has_failed(self.updated_in);
-        let state = [self.steps.to_le_bytes().to_vec(), vec![self.dirty.into()]].concat();
-        let clean = [self.steps.to_le_bytes().to_vec(), vec![0]].concat();
+        // Launches, not steps: their number is that of the other groups.
+        let state = [self.updates.to_le_bytes().to_vec(), vec![self.dirty.into()]].concat();
+        let clean = [self.updates.to_le_bytes().to_vec(), vec![0]].concat();
         let all = group.exchange_bytes(&Call::new("clear_poison"), state)?;
-        let groups = dev.exchange(self.steps)?;
-        if all.iter().any(|state| *state != clean) || groups.iter().any(|steps| *steps != self.steps) {
+        let groups = dev.exchange(self.updates)?;
+        if all.iter().any(|state| *state != clean) || groups.iter().any(|updates| *updates != self.updates) {
             let why = "an update was under way when the step failed: load a checkpoint, or make a new model";
             return Err(Error::invalid("DataParallel::clear_poison", why));
         }

@@ -5,11 +5,14 @@ use crate::{
     on_both,
     support::{Gpus, cases, failure, on_cuda},
 };
-use gpu_pool::{Device, Error, Result};
+use gpu_pool::{Device, DeviceBuffer, Error, Result};
 use gpu_pool_lab::prelude::*;
 use gpu_pool_lab::{Explorer, FaultPlan};
-use gpu_pool_train::{DataParallel, LearningRate, Optimizer};
-use std::sync::atomic::{AtomicUsize, Ordering::*};
+use gpu_pool_train::{DataParallel, LearningRate, Model, Optimizer};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicUsize, Ordering::*},
+};
 
 on_both! {
     // NaN and infinity are reported, and do not get into the parameters.
@@ -216,6 +219,50 @@ on_both! {
         assert_eq!(model.steps(), 0);
         assert!(weights(&mut model).unwrap() == before);
         step(&mut model, &SIZES, 0, 4).unwrap();
+        // A group that was not finite before is reported, whether or not its devices have looked.
+        for (first, second) in [(0, 20), (20, 0)] {
+            model.step(4, |dev, _, _, gradients| {
+                gradients.write(0, |g| dev.fill(g, if dev.rank() == 1 { f32::NAN } else { 1.0 }))
+            }).unwrap();
+            let steps = model.steps();
+            failure(model.step(4, |dev, _, _, gradients| {
+                let wait = if dev.rank() == 1 { first } else { second };
+                std::thread::sleep(std::time::Duration::from_millis(wait));
+                if dev.rank() == 1 { backward(gradients, dev, &SIZES, 0, 1) } else { Err(Error::custom("fails")) }
+            }));
+            let error = failure(model.clear_poison());
+            assert!(matches!(error, Error::NotFinite { step, .. } if step + 1 == steps), "{error}");
+            assert_eq!(model.steps(), steps);
+        }
+        step(&mut model, &SIZES, 0, 4).unwrap();
+        model.verify().unwrap();
+    }
+
+    // A group has made its step, and has left the scope, when another one fails.
+    2: fn a_group_that_is_a_step_ahead(gpus) {
+        struct Late(Bag, Arc<AtomicBool>);
+        impl Model for Late {
+            fn parameters(&mut self) -> Vec<&mut DeviceBuffer<f32>> {
+                if self.1.load(Relaxed) {
+                    std::thread::sleep(std::time::Duration::from_millis(50));
+                    panic!("too late");
+                }
+                self.0.parameters()
+            }
+        }
+        let (pool, late) = (gpus.pool(2), [0; 2].map(|_| Arc::<AtomicBool>::default()));
+        let make = |dev: &Device| Ok(Late(bag(dev, &SIZES, 0)?, late[dev.rank()].clone()));
+        let mut model =
+            DataParallel::new_in(&pool, |dev| dev.group(&[dev.rank()]), Optimizer::sgd(0.1), make).unwrap();
+        let one = |model: &mut DataParallel<Late>| {
+            model.step(4, |dev, _, _, gradients| backward(gradients, dev, &SIZES, 0, 1))
+        };
+        one(&mut model).unwrap();
+        late[1].store(true, Relaxed);
+        assert!(matches!(failure(one(&mut model)), Error::Panicked { .. }));
+        late[1].store(false, Relaxed);
+        assert!(failure(model.clear_poison()).to_string().contains("under way"));
+        assert!(matches!(failure(model.each(|_, _| Ok(()))), Error::Poisoned { .. }));
     }
 }
 
