@@ -143,7 +143,7 @@ zero_clip collectives zero_clip/bf16/N 140
 step overlap /N/8192 60
 pipeline parallel pipeline/ 75
 products parallel products/ 60
-sharded parallel step_sharded/ 60
+sharded parallel /step_ 90
 tensor parallel tensor/ 150
 jobs jobs prove 60
 memory memory - 180
