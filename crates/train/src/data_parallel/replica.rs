@@ -89,6 +89,8 @@ pub(super) struct Replica<M, T: Parameter> {
     pub steps: u64,
     /// Updates that were launched: which of `seen` is the next.
     updates: u64,
+    /// Steps that have come to their end, also if one before was not finite.
+    calls: u64,
     pub(super) dirty: bool,
     pub(super) updated_in: u64,
     /// The pieces that were accumulated, and the one of this pass.
@@ -127,6 +129,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
             captured: None,
             steps: 0,
             updates: 0,
+            calls: 0,
             dirty: false,
             updated_in: 0,
             held: None,
@@ -194,6 +197,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         let mut outcome = self.settle(dev, 0)?;
         outcome.unused = Some(unused);
         if outcome.not_finite.is_some() {
+            self.calls += 1;
             return Ok(outcome);
         }
         self.prepare(dev)?;
@@ -253,7 +257,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         dev.download_pinned(&self.norm, &mut self.seen[(self.updates % 2) as usize])?;
         self.pending.push(self.steps);
         (self.halts, self.dirty) = (false, false);
-        (self.steps, self.updates) = (self.steps + 1, self.updates + 1);
+        (self.steps, self.updates, self.calls) = (self.steps + 1, self.updates + 1, self.calls + 1);
         Ok(())
     }
 
@@ -323,7 +327,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
     #[cfg(feature = "checkpoints")]
     pub fn begin_at(&mut self, dev: &Device, steps: u64) -> Result<()> {
         self.exchange.reset(dev)?;
-        (self.steps, self.updates, self.halts) = (steps, 0, true);
+        (self.steps, self.updates, self.calls, self.halts) = (steps, 0, 0, true);
         self.pending.clear();
         (self.dirty, self.updated_in, self.held) = (false, 0, None);
         Ok(())
@@ -338,12 +342,12 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         self.held = None;
         let group = self.exchange.group(dev, "clear_poison")?;
         self.dirty |= dev.has_failed(self.updated_in);
-        // Launches, not steps: their number is that of the other groups.
-        let state = [self.updates.to_le_bytes().to_vec(), vec![self.dirty.into()]].concat();
-        let clean = [self.updates.to_le_bytes().to_vec(), vec![0]].concat();
+        let state = [self.calls.to_le_bytes().to_vec(), vec![self.dirty.into()]].concat();
+        let clean = [self.calls.to_le_bytes().to_vec(), vec![0]].concat();
         let all = group.exchange_bytes(&Call::new("clear_poison"), state)?;
-        let groups = dev.exchange(self.updates)?;
-        if all.iter().any(|state| *state != clean) || groups.iter().any(|updates| *updates != self.updates) {
+        // Those of other groups may have other numbers of steps.
+        let groups = dev.exchange(self.calls)?;
+        if all.iter().any(|state| *state != clean) || groups.iter().any(|calls| *calls != self.calls) {
             let why = "an update was under way when the step failed: load a checkpoint, or make a new model";
             return Err(Error::invalid("DataParallel::clear_poison", why));
         }

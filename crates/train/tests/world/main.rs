@@ -169,6 +169,40 @@ fn a_failed_step_can_be_recovered() {
     assert!(found[0].1.contains("host 1"), "{}", found[0].1);
 }
 
+/// Groups across processes are by themselves: one that was not finite has fewer steps, and `clear_poison` still helps.
+#[test]
+fn groups_that_have_other_numbers_of_steps() {
+    let hosts = Hosts::new(&[2, 2]);
+    let found = hosts.each(|host, pool| {
+        let mut model = DataParallel::new_in(
+            pool,
+            |dev| dev.world()?.group(&[dev.index(), dev.index() + 2]),
+            Optimizer::sgd(1.0),
+            |dev| Ok(One::<f32>(dev.zeros(3)?)),
+        )?;
+        let step = |model: &mut DataParallel<One<f32>>, odd: f32| {
+            model.step(2, |dev, _, _, gradients| {
+                gradients.write(0, |own| dev.fill(own, if dev.index() == 1 { odd } else { 1.0 }))
+            })
+        };
+        step(&mut model, f32::NAN)?;
+        assert!(matches!(step(&mut model, 1.0), Err(Error::NotFinite { step: 0, .. })));
+        let fails = model.step(2, |dev, _, _, gradients| match host == 1 && dev.index() == 0 {
+            true => Err(Error::custom("on purpose")),
+            false => gradients.write(0, |own| dev.fill(own, 1.0)),
+        });
+        assert!(fails.is_err());
+        model.clear_poison()?;
+        step(&mut model, 1.0)?;
+        model.verify()?;
+        model.each(|dev, own| Ok(dev.download(&own.0)?[0]))
+    });
+    for found in found {
+        // Two members' gradients of 1: three steps of one group, one of the other.
+        assert_eq!(found.unwrap(), [-6.0, -2.0]);
+    }
+}
+
 /// Unused gradients, the order of readiness, members without a batch: all of them across processes.
 #[test]
 fn gradient_exchanges_span_processes() {
@@ -373,6 +407,14 @@ fn what_one_process_is_refused_ends_the_call_of_all() {
         pipeline.step(|dev, _| dev.zeros::<f32>(1), |_, _, y| Ok((y, 0.0f32))).map(drop)
     });
     told(&steps, "no backward passes");
+    // A graph has no collectives of several processes. It is refused in all, and the model is as it was.
+    let captured = both(&|_, pool| {
+        let mut model = zeros::<f32>(pool, Optimizer::sgd(0.5))?;
+        let refused = model.capture_step(2, |_, _, _, _| Ok(())).unwrap_err();
+        assert!(matches!(refused, Error::InvalidArgument { .. }) && refused.to_string().contains("several processes"));
+        piece(&mut model, 2, true, |x| x, 1.0)
+    });
+    captured.into_iter().for_each(Result::unwrap);
     // One process calls `step`, and the other one `accumulate`.
     let calls = both(&|host, pool| piece(&mut zeros::<f32>(pool, Optimizer::sgd(0.5))?, 2, host == 0, |x| x, 1.0));
     for error in calls.map(Result::unwrap_err) {
