@@ -207,9 +207,9 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// capture replaces it.
     ///
     /// `f` is as for [`step`](Self::step), with the rules of captures: it reads its rows from buffers that the model
-    /// keeps, and leaves its results in such buffers. What it takes from the host stays as it is now: factors, and the
-    /// seeds of [`dropout`](crate::prelude). Make one `step` with it before: the first matrix product loads cuBLAS,
-    /// which a graph cannot hold.
+    /// keeps, and leaves its results in such buffers. Numbers of the host stay as they are now: factors, and the seeds
+    /// of [`dropout`](crate::prelude). Make one `step` with it before: the first matrix product loads cuBLAS, which a
+    /// graph cannot hold.
     ///
     /// A captured step has the bits of a called one. Within a graph the sums come behind the whole backward pass, not
     /// beside it.
@@ -251,7 +251,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// # Errors
     /// * [`Error::NotFinite`]: the gradients of a step of this call, or of the step before, had a NaN or an infinity.
     ///   Neither that step nor a later one has changed a parameter or a moment: [`steps`](Self::steps) tells how many
-    ///   count. But `fill` and the passes may have run for the step behind it, with what they write elsewhere.
+    ///   count. But `fill` and the passes may have run for the next step, too, and have written to other buffers.
     /// * Nothing was done, and the model is as it was: [`Error::InvalidArgument`] without a captured step, after
     ///   [`accumulate`](Self::accumulate), when a parameter is at another place than at the capture, and for a schedule
     ///   that will raise the rate beyond `f32`; [`Error::GraphInvalidated`] on more than one device, after any scope

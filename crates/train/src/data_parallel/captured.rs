@@ -27,6 +27,7 @@ pub(super) struct Captured {
 
 impl<M: Model<T>, T: Parameter> Replica<M, T> {
     /// The inner error is that of all members, who have done nothing.
+    #[track_caller]
     pub fn capture(
         &mut self,
         dev: &Device,
@@ -116,6 +117,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         Ok(Ok(Outcome { unused, ..outcome }))
     }
 
+    #[track_caller]
     fn check_launch(&mut self, dev: &Device) -> Result<()> {
         let addresses = self.addresses();
         let Some(captured) = &self.captured else { return Err(Error::invalid(OP, NONE)) };

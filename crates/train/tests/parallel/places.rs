@@ -106,6 +106,8 @@ fn data_parallel_calls_have_places() {
         told("DataParallel::new_in", DataParallel::new_in(&pool, |dev| dev.world(), wrong, two));
         let mut model = DataParallel::new(&pool, right, two).unwrap();
         told("DataParallel::set_rate", model.set_rate(-1.0));
+        told("DataParallel::capture_step", model.capture_step(0, |_, _, _, _| Ok(())));
+        told("DataParallel::launch_steps", model.launch_steps(1, |_, _, _, _| Ok(())));
         told("DataParallel::step", model.step(2, |_, _, _, _| Ok(())));
         told("DataParallel::forward", model.forward(2, |_, _, _| Ok(vec![()])));
         told("DataParallel::each", model.each(|_, _| Ok(())));
