@@ -1,6 +1,6 @@
 //! One scope of all processes, for the device threads of this one: meetings, failures, the end.
 //!
-//! [`Members`](super::Members) begins it. It uses [`Local`]: what a process tells the hub, and what it waits for.
+//! [`Members`](super::Members) begins it. It uses [`Local`], the state of this process towards the hub.
 
 use super::Local;
 use crate::process::{Class, Key};

@@ -1,8 +1,8 @@
 //! A step as a graph, which is captured once and launched often. [`DataParallel`](super::DataParallel) calls it on each
 //! replica; the rest of a step is that of [`replica`](super::replica).
 //!
-//! Invariant: a launch takes no step when the step before it was not finite. So the host may look at a norm when the
-//! next step is launched already, and no step has followed one that changed nothing.
+//! Invariant: a launch changes no parameter if the gradients of the step before were not finite. So the host may read a
+//! norm after it has launched the next step.
 
 use super::{
     Gradients, Model, parts,
@@ -26,7 +26,7 @@ pub(super) struct Captured {
 }
 
 impl<M: Model<T>, T: Parameter> Replica<M, T> {
-    /// The inner error is that of all members, who have done nothing.
+    /// An inner error is the same on all members, and none of them has captured anything.
     #[track_caller]
     pub fn capture(
         &mut self,
@@ -71,8 +71,8 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         Ok(Ok(self.outcome()))
     }
 
-    /// So many steps; `fill` comes before each, with its number. It ends early with a norm that is not finite, on all
-    /// members. The inner error is that of all members, who have launched nothing.
+    /// Makes `steps` steps, and calls `fill` with the number of each before it. All members stop at the same step if
+    /// its norm is not finite. An inner error is the same on all members, and none of them has launched anything.
     pub fn launch_steps(
         &mut self,
         dev: &Device,
@@ -105,7 +105,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
                 dev.fill(&mut self.norm, 0.0)?;
             }
             let rule = self.rule(optimizer);
-            let Some(captured) = &mut self.captured else { continue };
+            let captured = self.captured.as_mut().expect("it was checked");
             dev.upload_into(bytemuck::cast_slice(&[rule]), &mut captured.rule)?;
             (self.dirty, self.updated_in) = (true, dev.gang());
             dev.launch_graph(&captured.graph)?;
@@ -130,7 +130,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         self.model.parameters().iter().map(|parameter| parameter.view().address()).collect()
     }
 
-    /// The sums are not finite where the last norm was not.
+    /// Adds NaN to the sums if the last norm was not finite.
     fn halt(&mut self, dev: &Device) -> Result<()> {
         let own = (0..self.exchange.buckets()).map(|bucket| (bucket, self.exchange.part(bucket)));
         let Some((bucket, part)) = own.into_iter().find(|(_, part)| !part.is_empty()) else { return Ok(()) };

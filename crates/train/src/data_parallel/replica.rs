@@ -81,9 +81,9 @@ pub(super) struct Replica<M, T: Parameter> {
     /// Where one kernel ends a step with sharded state.
     together: Option<Together>,
     seen: [PinnedBuffer<f32>; 2],
-    /// The last steps whose norm nobody has looked at.
+    /// The last steps whose norms were not read yet.
     pending: SmallVec<[u64; 2]>,
-    /// A graph takes no step when `norm` was not finite: so it must be written before the next launch of one.
+    /// `norm` is not finite, or old: a graph changes no parameter then, so `norm` must be zero before the next launch.
     pub(super) halts: bool,
     pub captured: Option<Captured>,
     pub steps: u64,
@@ -208,7 +208,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         Ok(outcome)
     }
 
-    /// Where the other members' sums are added to the own ones, these begin with zeros.
+    /// Zeroes the sums if the other members' sums will be added to them.
     pub(super) fn empty_sums(&mut self, dev: &Device) -> Result<()> {
         let added = self.exchange.is_scattered() && self.together.is_none();
         if added { dev.fill(&mut self.sums, 0.0) } else { Ok(()) }
@@ -234,8 +234,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         Rule { gather: self.exchange.is_scattered().into(), ..optimizer.rule(self.steps) }
     }
 
-    /// The norm of what was added up, and the update. `graph_rule`: the memory of a rule that counts in place of
-    /// `rule`.
+    /// Computes the norm and updates the parameters. `graph_rule`: the memory of a rule that counts in place of `rule`.
     pub(super) fn launch(&mut self, dev: &Device, rule: Rule, graph_rule: Option<DeviceView<'_, u32>>) -> Result<()> {
         let (mut parameters, moments) = (self.model.parameters(), moments(&self.state));
         let exchange = &mut self.exchange;
@@ -252,7 +251,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         Ok(())
     }
 
-    /// The end of a step on the host.
+    /// Notes a step that was launched, and fetches its norm.
     pub(super) fn launched(&mut self, dev: &Device) -> Result<()> {
         dev.download_pinned(&self.norm, &mut self.seen[(self.updates % 2) as usize])?;
         self.pending.push(self.steps);
@@ -261,10 +260,10 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         Ok(())
     }
 
-    /// Waits for the norms of the steps, the oldest first, until no more than so many are left. It ends with one that
-    /// is not finite: the devices have left the parameters as they were, in that step and in those behind it. Of
-    /// several groups all hear of it, and a step that one of them has made counts in all: they stay at one number. (In
-    /// a cluster each group is by itself: processes may have different ones.)
+    /// Waits for the norms of steps, the oldest first, until at most `left` are not read. It stops at a norm that is
+    /// not finite: that step and the later ones have changed no parameter. The groups of a model tell each other, and a
+    /// step that one of them has made counts in all, so their numbers of steps stay equal. (Not in a cluster, where
+    /// processes may have different groups.)
     pub fn settle(&mut self, dev: &Device, left: usize) -> Result<Outcome> {
         let before = (self.pending.clone(), self.steps, self.halts);
         let mut outcome = self.settle_group(left)?;
@@ -280,7 +279,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
                 Ok(Outcome { steps: self.steps, ..outcome })
             }
             Err(error) => {
-                // Nobody has heard of it: the next one looks again.
+                // The other groups have not heard of it: the next call reads the norms again.
                 (self.pending, self.steps, self.halts) = before;
                 Err(error)
             }

@@ -2,19 +2,18 @@
 //!
 //! Guards against PyTorch issue #89546: a step of DDP that does not go into a graph.
 
-use super::rig::{Bag, Real, SIZES, backward, bag, bits, either, number};
+use super::failures::faults_in;
+use super::rig::{Bag, Real, SIZES, backward, bag, bits, either, number, refused};
 use crate::{
     on_both,
     support::{Gpus, cases, failure, on_cuda},
 };
 use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Result, Shard, collective::ReduceOrder};
-use gpu_pool_lab::FaultPlan;
-use gpu_pool_lab::prelude::*;
 use gpu_pool_train::{DataParallel, Gradients, Model, Optimizer};
 use half::{bf16, f16};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Parameters, and where the gradients of a step are before it.
+/// Parameters, and buffers with the gradients of the next step.
 struct Fed<T: Real> {
     bag: Bag<T>,
     next: Vec<DeviceBuffer<T>>,
@@ -117,7 +116,7 @@ on_both! {
         same_bits::<f16>(gpus, gpus.up_to(2), &[5000, 3], 100);
     }
 
-    // On some devices, in some steps' place: what no device gives is named, and counts as zero everywhere.
+    // A gradient that no device gives is named. One that some devices give counts as zero on the others.
     1: fn gradients_that_are_not_given_count_as_zero(gpus) {
         let pool = gpus.pool(gpus.up_to(3));
         for sharded in [false, true] {
@@ -143,7 +142,7 @@ on_both! {
         }
     }
 
-    // The host looks at a norm when the next step is launched already, which then changes nothing either.
+    // The host reads a norm after it has launched the next step, which then changes nothing either.
     1: fn gradients_that_are_not_finite_change_nothing(gpus) {
         let pool = gpus.unwatched(gpus.up_to(3)).build().unwrap();
         for (bad, sharded) in [(f32::NAN, false), (f32::INFINITY, true), (3e38, false)] {
@@ -177,7 +176,7 @@ on_both! {
                 (0..at as u64).try_for_each(|step| call(&mut calls, &[3000, 2], step, 5)).unwrap();
                 assert!(bits(&weights(&mut graphs)[0]) == bits(&weights(&mut calls)[0]));
             }
-            // A called step that is not finite, with launched ones behind it: others may have found it before.
+            // A called step that is not finite, and each call that may find it.
             for found in 0..3 {
                 graphs.step(5, |dev, _, _, g| g.write(0, |own| dev.fill(own, bad))).unwrap();
                 let steps = graphs.steps();
@@ -191,7 +190,7 @@ on_both! {
                 };
                 assert!(matches!(error, Error::NotFinite { step, .. } if step + 1 == steps), "{error}");
                 assert!(bits(&weights(&mut graphs)[0]) == bits(&weights(&mut calls)[0]));
-                // The scope that failed was the graph's.
+                // A scope has failed, so the graph may be invalid.
                 capture(&mut graphs, 5).unwrap();
                 launch(&mut graphs, 7..8, 5).unwrap();
                 call(&mut calls, &[3000, 2], 7, 5).unwrap();
@@ -202,13 +201,6 @@ on_both! {
 
     1: fn wrong_calls_are_typed_errors(gpus) {
         let pool = gpus.pool(gpus.up_to(2));
-        #[track_caller]
-        fn refused<R: std::fmt::Debug>(result: Result<R>) -> String {
-            let error = failure(result);
-            let Error::InvalidArgument { site, .. } = &error else { panic!("{error}") };
-            assert!(site.file().starts_with("crates/train/tests"), "{error}");
-            error.to_string()
-        }
         let mut model = fed::<f32>(&pool, Optimizer::sgd(0.1), &[4, 2]);
         assert!(refused(launch(&mut model, 0..1, 2)).contains("`capture_step` comes first"));
         assert!(refused(capture(&mut model, 0)).contains("0 rows"));
@@ -237,7 +229,7 @@ on_both! {
         assert!(refused(launch(&mut model, 0..1, 2)).contains("accumulate"));
         call(&mut model, &[4, 2], 0, 2).unwrap();
         launch(&mut model, 0..2, 2).unwrap();
-        // What the graph does not know: a parameter at another place.
+        // A parameter is at another place than in the graph.
         model.each(|dev, fed| { fed.bag.0[1] = dev.upload(&dev.download(&fed.bag.0[1])?)?; Ok(()) }).unwrap();
         assert!(refused(launch(&mut model, 2..3, 2)).contains("capture the step again"));
         capture(&mut model, 2).unwrap();
@@ -324,7 +316,7 @@ on_both! {
                 assert!(matches!(failure(launch(&mut graphs, 0..1, 7)), Error::Poisoned { .. }));
                 graphs.clear_poison().unwrap();
                 compare(&mut graphs, &mut calls, "nothing has changed");
-                // A scope has failed, which the graph's collectives were in.
+                // A graph with collectives does not survive a failed scope.
                 let error = failure(launch(&mut graphs, 0..1, 7));
                 let Error::GraphInvalidated { op: "DataParallel::launch_steps", site, .. } = error else {
                     panic!("{error}")
@@ -350,40 +342,14 @@ fn larger_models() {
     on_cuda(2, |gpus| same_bits::<bf16>(gpus, gpus.up_to(4), &[300_000, 5, 1_000_003, 77, 200_000], 1 << 20));
 }
 
-/// A fault at some of the driver's calls within captured steps: a typed error, after which `clear_poison` finds all
-/// parameters equal or says that it cannot help.
+/// Faults at the driver's calls within captured steps.
 #[test]
 fn faults_within_launches() {
     crate::support::guarded(|| {
-        let [mut recovered, mut lost] = [0; 2];
-        for at in (1..).step_by(cases(2, 1)) {
-            let plan = format!("1:any:{at}:error").parse::<FaultPlan>().unwrap().paused();
-            let pool = Gpus::software().unwatched(2).faults(plan.clone()).build().unwrap();
-            let make = || fed::<f32>(&pool, Optimizer::adam(0.1).clip(1.0).sharded(), &[40, 3, 30]);
-            let mut model = make();
-            capture(&mut model, 4).unwrap();
-            plan.resume();
-            let ended = launch(&mut model, 0..2, 4);
-            plan.pause();
-            if plan.fired().is_empty() {
-                ended.unwrap();
-                break;
-            }
-            if let Err(error) = ended {
-                assert!(matches!(error, Error::Driver { .. } | Error::DeviceLost { .. }), "call {at}: {error}");
-                match model.clear_poison() {
-                    Ok(()) => recovered += 1,
-                    Err(error) => {
-                        lost += 1;
-                        assert!(error.to_string().contains("under way"), "call {at}: {error}");
-                        model = make();
-                    }
-                }
-                capture(&mut model, 4).unwrap();
-            }
-            launch(&mut model, 2..4, 4).unwrap();
-            model.verify().unwrap();
-        }
+        let make = |pool: &GpuPool| fed::<f32>(pool, Optimizer::adam(0.1).clip(1.0).sharded(), &[40, 3, 30]);
+        let run = |model: &mut Training<f32>, number: u64| launch(model, 2 * number..2 * number + 2, 4);
+        let every = (Gpus::software(), cases(2, 1));
+        let [recovered, lost] = faults_in(every, make, |model| capture(model, 4).unwrap(), run);
         assert!(recovered > 0 && lost > 0, "{recovered} recovered, {lost} lost");
     });
 }

@@ -1,11 +1,11 @@
 //! Gradients that are not finite, wrong calls, closures and drivers that fail; and many interleavings.
 
-use super::rig::{Bag, SIZES, backward, bag, bags, bits, either, step, weights};
+use super::rig::{Bag, SIZES, backward, bag, bags, bits, either, refused, step, weights};
 use crate::{
     on_both,
     support::{Gpus, cases, failure, on_cuda},
 };
-use gpu_pool::{Device, DeviceBuffer, Error, Result};
+use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Result};
 use gpu_pool_lab::prelude::*;
 use gpu_pool_lab::{Explorer, FaultPlan};
 use gpu_pool_train::{DataParallel, LearningRate, Model, Optimizer};
@@ -47,13 +47,6 @@ on_both! {
 
     1: fn wrong_calls_are_typed_errors(gpus) {
         let pool = gpus.pool(gpus.up_to(2));
-        #[track_caller]
-        fn refused<R: std::fmt::Debug>(result: Result<R>) -> String {
-            let error = failure(result);
-            let Error::InvalidArgument { site, .. } = &error else { panic!("{error}") };
-            assert!(site.file().starts_with("crates/train/tests"), "{error}");
-            error.to_string()
-        }
         let empty = DataParallel::new(&pool, Optimizer::sgd(0.1), |_| Ok(Bag::<f32>(Vec::new())));
         assert!(refused(empty).contains("no parameters"));
         refused(DataParallel::new(&pool, Optimizer::sgd(f64::NAN), |dev| bag::<f32>(dev, &[1], 0)));
@@ -287,19 +280,29 @@ fn faults_at_every_action() {
     });
 }
 
-/// A fault at one of so many calls. How often `clear_poison` has helped, and how often not.
 fn faults(gpus: Gpus, sharded: bool, every: usize) -> [usize; 2] {
+    let optimizer = either(Optimizer::adam(0.1).clip(1.0).bucket_bytes(100), sharded);
+    let make = |pool: &GpuPool| bags::<f32>(pool, optimizer, &[40, 3, 30], 0);
+    faults_in((gpus, every), make, |_| (), |model, number| step(model, &[40, 3, 30], number, 4))
+}
+
+/// A fault at each `every`-th call of the driver within `run`, which gets its number and needs `ready` before it is
+/// first called, and after a failure. Counts how often `clear_poison` has helped, and how often not.
+pub fn faults_in<M: Model>(
+    (gpus, every): (Gpus, usize),
+    make: impl Fn(&GpuPool) -> DataParallel<M>,
+    ready: impl Fn(&mut DataParallel<M>),
+    run: impl Fn(&mut DataParallel<M>, u64) -> Result<()>,
+) -> [usize; 2] {
     let [mut recovered, mut lost] = [0; 2];
     for at in (1..).step_by(every) {
         let plan = format!("1:any:{at}:error").parse::<FaultPlan>().unwrap().paused();
         let pool = gpus.unwatched(2).faults(plan.clone()).build().unwrap();
-        let optimizer = Optimizer::adam(0.1).clip(1.0).bucket_bytes(100);
-        let optimizer = either(optimizer, sharded);
-        let make = || bags::<f32>(&pool, optimizer, &[40, 3, 30], 0);
-        let mut model = make();
-        step(&mut model, &[40, 3, 30], 0, 4).unwrap();
+        let mut model = make(&pool);
+        ready(&mut model);
+        run(&mut model, 0).unwrap();
         plan.resume();
-        let ended = step(&mut model, &[40, 3, 30], 1, 4).and_then(|()| model.verify());
+        let ended = run(&mut model, 1).and_then(|()| model.verify());
         plan.pause();
         if plan.fired().is_empty() {
             ended.unwrap();
@@ -314,12 +317,13 @@ fn faults(gpus: Gpus, sharded: bool, every: usize) -> [usize; 2] {
                     lost += 1;
                     assert!(error.to_string().contains("under way"), "call {at}: {error}");
                     assert!(matches!(failure(model.verify()), Error::Poisoned { .. }));
-                    model = make();
+                    model = make(&pool);
                 }
             }
+            ready(&mut model);
         }
         model.verify().unwrap();
-        step(&mut model, &[40, 3, 30], 2, 4).unwrap();
+        run(&mut model, 2).unwrap();
         model.verify().unwrap();
     }
     [recovered, lost]

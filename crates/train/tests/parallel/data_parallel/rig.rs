@@ -1,6 +1,7 @@
 //! What the tests of data parallel share: models of nothing but parameters, whose gradients are known numbers.
 
-use gpu_pool::{Device, DeviceBuffer, DeviceCopy, GpuPool, Result};
+use crate::support::failure;
+use gpu_pool::{Device, DeviceBuffer, DeviceCopy, Error, GpuPool, Result};
 use gpu_pool_train::{DataParallel, Gradients, Model, Optimizer, Parameter};
 use half::{bf16, f16};
 
@@ -100,6 +101,15 @@ pub fn step<T: Real>(model: &mut DataParallel<Bag<T>, T>, sizes: &[usize], numbe
 /// The parameters of every replica, as bits.
 pub fn weights<T: Real>(model: &mut DataParallel<Bag<T>, T>) -> Result<Vec<Vec<T>>> {
     model.each(|dev, bag| Ok(bag.0.iter().map(|x| dev.download(x)).collect::<Result<Vec<_>>>()?.concat()))
+}
+
+/// The text of an error that names a call of this test as invalid.
+#[track_caller]
+pub fn refused<R: std::fmt::Debug>(result: Result<R>) -> String {
+    let error = failure(result);
+    let Error::InvalidArgument { site, .. } = &error else { panic!("{error}") };
+    assert!(site.file().starts_with("crates/train/tests"), "{error}");
+    error.to_string()
 }
 
 pub fn bits<T: DeviceCopy>(x: &[T]) -> &[u8] {
