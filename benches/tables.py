@@ -137,14 +137,14 @@ TARGETS = {
         ("a tensor of candle as a buffer, and its drop", "<= 1 us", r"gpu/candle_adopt/2", None),
     ],
     "decode": [
-        ("words of a Llama-shaped model on two GPUs: rate here / torch's, worst", ">= 1",
+        ("tokens of a Llama-shaped model on two GPUs: rate here / torch's, worst", ">= 1",
          r"gpu/decode/2/\d+/tokens_per_s", "torch"),
-        ("from the start to the first word: time of torch / here", ">= 3", r"gpu/decode/2/first_token_ms", "torch"),
+        ("from the start to the first token: time of torch / here", ">= 3", r"gpu/decode/2/first_token_ms", "torch"),
     ],
     "candle_decode": [
-        ("words of a Llama-shaped model: rate here / candle's", ">= 1.15", r"gpu/candle_decode/2/tokens_per_s",
+        ("tokens of a Llama-shaped model: rate here / candle's", ">= 1.15", r"gpu/candle_decode/2/tokens_per_s",
          "candle"),
-        ("from the start to the first word: time of candle / here", ">= 3", r"gpu/candle_decode/2/first_token_ms",
+        ("from the start to the first token: time of candle / here", ">= 3", r"gpu/candle_decode/2/first_token_ms",
          "candle"),
     ],
     "parallel": parallel_tables.TARGETS,
@@ -383,7 +383,7 @@ HEADLINES = [
      ("memory", "4 x NVIDIA H200", "gpu/small/pair_4K/all", "cuMemAllocAsync"), "memory"),
     ("a training step of GPT-2 small on 2 GPUs, against DDP with `torch.compile`",
      ("gpt", "2 x NVIDIA H200", "gpu/gpt/2/step", "DDP, torch.compile"), "training"),
-    ("words of a Llama-shaped model on 2 GPUs, 8 sequences, against `torch.compile` and NCCL in a graph",
+    ("tokens of a Llama-shaped model on 2 GPUs, 8 sequences, against `torch.compile` and NCCL in a graph",
      ("decode", "2 x NVIDIA H200", "gpu/decode/2/8/tokens_per_s", "torch.compile"), "decode"),
 ]
 

@@ -51,7 +51,7 @@
 //! | share memory with another process | the crate `gpu-pool-cluster` |
 //! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`interop::Cuda`], [`Device::blocking`] |
 //! | test without GPUs: races, orders, faults, virtual time | the crate `gpu-pool-lab` |
-//! | have counters for Prometheus and others [`GpuPool::publish_metrics`] |
+//! | have counters for Prometheus and others | [`GpuPool::publish_metrics`] |
 //! | know what can go wrong | [`Error`] |
 //!
 //! Every setting of [`Builder`] has an environment variable where that makes sense; its documentation lists them.

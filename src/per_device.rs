@@ -125,6 +125,19 @@ impl<T: 'static> PerDevice<T> {
         drop(old);
     }
 
+    /// Drops a poisoned value: two may not fit the memory. Whether the device has none then.
+    #[track_caller]
+    pub(crate) fn lacks_after_drop(&self, dev: &Device) -> Result<bool> {
+        match self.healthy("borrow_mut", dev) {
+            Ok(_) => return Ok(false),
+            Err(Error::Poisoned { .. } | Error::InvalidArgument { .. }) => {}
+            Err(other) => return Err(other),
+        }
+        let old = dev.worker.slots.borrow_mut().remove(&self.id);
+        drop(old);
+        Ok(true)
+    }
+
     /// Returns the gangs that may have left it.
     #[track_caller]
     pub(crate) fn accept(&self, dev: &Device) -> Result<Vec<Arc<Gang>>> {

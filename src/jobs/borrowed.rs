@@ -120,7 +120,11 @@ impl Drop for Joined<'_> {
     fn drop(&mut self) {
         let Joined(core, given) = self;
         let (mut stall, mut seen) = (StallTimer::new(core.shared.deadline.saturating_add(TICK)), core.progress());
-        for Given { rank, latch, .. } in &*given.lock() {
+        let mut waited = 0;
+        // Without the lock: a job may give out further ones. It ends after they are in the list.
+        let next = |at: usize| given.lock().get(at).map(|given| (given.rank, given.latch.clone()));
+        while let Some((rank, latch)) = next(waited) {
+            waited += 1;
             while !latch.wait(Some(stall.tick(TICK))) {
                 let now = core.progress();
                 if now != seen {

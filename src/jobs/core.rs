@@ -73,6 +73,7 @@ impl Core {
             assigned: (0..devices).map(|_| None).collect(),
             visiting: vec![false; devices],
             running: Vec::new(),
+            ending: 0,
             closed: false,
             ended: false,
             loss: None,
@@ -159,9 +160,11 @@ impl Core {
                 if visiting { &mut posts.wakes } else { &mut posts.visits }.push(device);
             } else {
                 let gang = Arc::new(gang(&self.shared, devices.to_vec().into(), job.packet().site));
-                let packet = job.packet().clone();
-                state.running.push(Running { rank, gang: gang.clone(), place: devices[0], packet, cancelled: false });
-                posts.gangs.push(Arc::new(GangJob::new(self, gang, Placed { rank, need, job }, devices)));
+                let (packet, place) = (job.packet().clone(), devices[0]);
+                let job = Arc::new(GangJob::new(self, gang.clone(), Placed { rank, need, job }, devices));
+                let waits = Some(job.clone());
+                state.running.push(Running { rank, gang, place, packet, cancelled: false, waits });
+                posts.gangs.push(job);
             }
         }
         if posts.has_room {
@@ -178,8 +181,8 @@ impl Core {
         if !visits.is_empty() || !gangs.is_empty() {
             // While this thread has the pass, the pool does not end its threads: they find these entries.
             let Some(_pass) = self.shared.gate.enter() else {
-                gangs.into_iter().for_each(|gang| gang.withdraw());
                 self.fail_queued(&Error::Closed);
+                self.wake(room);
                 return;
             };
             for device in visits {
@@ -218,11 +221,13 @@ impl Core {
         for device in 0..state.assigned.len() {
             jobs.extend(state.unassign(device).map(|placed| placed.job));
         }
-        state.deadlines.clear();
+        let waiting = state.running.iter_mut().filter_map(|running| running.waits.take()).collect::<Vec<_>>();
+        jobs.extend(waiting.iter().filter_map(|gang| gang.withdraw(&mut state)));
+        let State { deadlines, running, .. } = &mut *state;
+        deadlines.retain(|(_, rank), _| running.iter().any(|running| running.rank == *rank));
         state.meter.cancelled += jobs.len() as u64;
         let room = mem::take(&mut state.room);
-        drop(state);
-        jobs.into_iter().for_each(|job| job.fail(error));
+        self.fail(state, jobs, error);
         self.wake(room);
     }
 
@@ -235,14 +240,17 @@ impl Core {
             let device = state.assigned.iter().position(is_it);
             found = device.and_then(|device| state.unassign(device)).map(|placed| placed.job);
         }
+        let mut running = state.running.iter_mut().find(|running| running.rank == rank);
+        if let Some(gang) = running.as_mut().and_then(|running| running.waits.take()) {
+            found = gang.withdraw(&mut state);
+        }
         if let Some(job) = found {
             state.forget(rank, &job);
             state.meter.cancelled += 1;
             let mut posts = self.start(&mut state);
             posts.has_room = true;
             posts.room.append(&mut state.room);
-            drop(state);
-            job.fail(&error);
+            self.fail(state, vec![job], &error);
             self.post(posts);
             return true;
         }
@@ -284,16 +292,19 @@ impl Core {
 
     pub fn is_idle(&self) -> bool {
         let state = self.state.lock();
-        state.table.len() + state.begun() == 0
+        state.table.len() + state.begun() + state.ending == 0
     }
 
+    /// `None` also for a gang that has not begun.
     pub fn place(&self, rank: Rank) -> Option<usize> {
-        self.state.lock().running(rank).map(|running| running.place)
+        self.state.lock().running(rank).filter(|running| running.waits.is_none()).map(|running| running.place)
     }
 
     pub fn has_begun(&self, rank: Rank) -> bool {
         let state = self.state.lock();
-        !state.table.holds(rank) && !state.assigned.iter().flatten().any(|placed| placed.rank == rank)
+        !state.table.holds(rank)
+            && !state.assigned.iter().flatten().any(|placed| placed.rank == rank)
+            && state.running(rank).is_none_or(|running| running.waits.is_none())
     }
 
     /// A number that grows while devices make progress.
@@ -315,11 +326,12 @@ impl Core {
             Arc::make_mut(report).jobs = state.booked(*device);
         }
         devices.iter().for_each(|&device| state.table.over(device, need.bytes));
-        state.meter.ended(devices, how.is_ok());
         let cancelled = matches!(how, Err(Error::Cancelled { .. } | Error::Closed))
             || state.running(rank).is_some_and(|running| running.cancelled);
         let may = how.is_err() && !cancelled && !state.ended && state.table.refusal(&need).is_none();
-        if may && job.packet().retries() {
+        let again = may && job.packet().retries();
+        state.meter.ended(devices, !again);
+        if again {
             state.ran(rank);
             state.meter.retried += 1;
             state.table.put_back(rank, need, job);
@@ -327,6 +339,7 @@ impl Core {
         }
         state.forget(rank, &job);
         state.meter.count(how);
+        state.ending += 1;
         Some(job)
     }
 
@@ -338,6 +351,7 @@ impl Core {
         if state.ended || state.table.refusal(&need).is_some() {
             state.forget(rank, &job);
             state.meter.failed += 1;
+            state.ending += 1;
             return Some(job);
         }
         state.ran(rank);
@@ -349,11 +363,22 @@ impl Core {
     pub fn tell(&self, worker: &Worker, job: Job, place: usize, how: Result<()>) {
         worker.handle.progress.advance();
         job.end(Ended { how, place: Some(place), known: worker.handle.hand_over() });
-        self.changed.notify();
         if let Some(progress) = &self.progress {
             let stats = self.lock().meter.progress();
             contain(|| progress(stats));
         }
+        self.lock().ending -= 1;
+        self.changed.notify();
+    }
+
+    /// Ends jobs that have not begun.
+    fn fail(&self, mut state: MutexGuard<'_, State>, jobs: Vec<Job>, error: &Error) {
+        let count = jobs.len();
+        state.ending += count;
+        drop(state);
+        jobs.into_iter().for_each(|job| job.fail(error));
+        self.lock().ending -= count;
+        self.changed.notify();
     }
 
     /// If the device is lost, its jobs that have not begun go elsewhere.
@@ -378,10 +403,12 @@ impl Core {
         }
         let hopeless = state.table.lose(device);
         state.meter.failed += hopeless.len() as u64;
-        let posts = self.start(&mut state);
-        drop(state);
+        let mut posts = self.start(&mut state);
+        // The hopeless ones leave room.
+        posts.has_room = true;
+        posts.room.append(&mut state.room);
+        self.fail(state, hopeless, &loss);
         event!(warn, "device_lost", device, "a device of a job queue is lost: jobs that have not begun go elsewhere");
-        hopeless.into_iter().for_each(|job| job.fail(&loss));
         self.post(posts);
     }
 }

@@ -1,6 +1,6 @@
 //! A job on several devices: an entry in the queue of each of them, as a scope.
 
-use super::{Packet, Placed, core::Core, placement::Devices};
+use super::{Job, Packet, Placed, Rank, core::Core, placement::Devices, state::State};
 use crate::{
     driver::observe::Token,
     error::Error,
@@ -18,6 +18,7 @@ pub(super) struct GangJob {
     pub gang: Arc<Gang>,
     pub devices: Devices,
     packet: Arc<Packet>,
+    rank: Rank,
     placed: Mutex<Option<Placed>>,
     /// Decided by the member that comes first. False if the job was cancelled by then, or if a device is lost: then the
     /// job goes to others.
@@ -29,38 +30,48 @@ pub(super) struct GangJob {
 impl GangJob {
     pub fn new(core: &Arc<Core>, gang: Arc<Gang>, placed: Placed, devices: Devices) -> Self {
         let packet = placed.job.packet().clone();
-        let placed = Mutex::new(Some(placed));
+        let (rank, placed) = (placed.rank, Mutex::new(Some(placed)));
         let (core, begins) = (core.clone(), OnceCell::new());
-        GangJob { core, gang, devices, packet, placed, begins, known: Mutex::default(), ended: Mutex::default() }
+        GangJob { core, gang, devices, packet, rank, placed, begins, known: Mutex::default(), ended: Mutex::default() }
     }
 
-    /// The pool is closed: it does not begin.
-    pub fn withdraw(&self) {
-        let Some(placed) = self.placed.lock().take() else { return };
-        let mut state = self.core.lock();
+    /// It has not begun, and never will: what is in the queues of its devices does nothing.
+    pub fn withdraw(&self, state: &mut State) -> Option<Job> {
+        let Placed { rank, need, job } = self.placed.lock().take()?;
         for &device in &self.devices {
             state.table.thread_is_free(device);
-            state.table.over(device, placed.need.bytes);
+            state.table.over(device, need.bytes);
         }
         state.meter.ended(&self.devices, false);
-        state.forget(placed.rank, &placed.job);
-        state.meter.cancelled += 1;
-        drop(state);
-        placed.job.fail(&Error::Closed);
+        state.forget(rank, &job);
+        Some(job)
+    }
+
+    /// Decides whether it begins.
+    fn begin(&self) -> bool {
+        let is_lost = |device: &usize| self.core.shared.handles[*device].is_lost();
+        let mut state = self.core.lock();
+        let own = state.running.iter_mut().find(|running| Arc::ptr_eq(&running.gang, &self.gang));
+        let Some(own) = own.filter(|_| self.gang.cause().is_none() && !self.devices.iter().any(is_lost)) else {
+            return false;
+        };
+        own.waits = None;
+        true
     }
 }
 
 impl Visit<Rc<Worker>> for GangJob {
     fn visit(self: Arc<Self>, worker: &Rc<Worker>, rank: usize, place: u64, _others: &dyn Fn() -> bool) {
-        let is_lost = |device: &usize| self.core.shared.handles[*device].is_lost();
         // One decision for all: a closure may wait for its peers by other means than this crate's.
-        let begins = *self.begins.get_or_init(|| self.gang.cause().is_none() && !self.devices.iter().any(is_lost));
+        let begins = *self.begins.get_or_init(|| self.begin());
         if begins {
             // Each member may come first. All of them bring the same place.
             self.gang.enter_at(place);
             worker.handle.take_over(self.packet.known());
             let _slice = super::stats::slice(worker, &self.packet);
-            flight::join(worker, &self.gang, rank, &self.known, |dev| self.packet.work.run(dev));
+            super::stats::in_span(&self.packet, self.rank.seq, worker.handle.device, || {
+                flight::join(worker, &self.gang, rank, &self.known, |dev| self.packet.work.run(dev));
+            });
         }
         let mut ended = self.ended.lock();
         ended.push(worker.handle.hand_over());

@@ -72,9 +72,11 @@ pub struct Jobs {
 debug_as!(Jobs, |self| queued = self.stats().queued, running = self.stats().running, ..);
 
 /// [`Jobs`] whose closures get state of their device, from [`GpuPool::jobs_with`]. It is made once per device, on the
-/// device's thread, and made anew after a job has failed with it.
+/// device's thread. After a job has failed with it (an `Err`, a panic, or a cancellation after its start) the next job
+/// there drops it and makes it anew. So an error that leaves the state as it was belongs into the result: `Ok(Err(..))`.
 ///
-/// Its own `submit` and `map` take closures with state; [`with`](Self::with) makes such closures fit everywhere else.
+/// Its own `submit` and `map` take closures with state; [`with`](Self::with) makes such closures fit all calls that
+/// take one that is called once.
 ///
 /// ```
 /// let pool = gpu_pool::GpuPool::builder().host(1).build()?;
@@ -297,7 +299,7 @@ impl Core {
         while self.changed.wait_until(Some(stall.tick(TICK)), || (!holds()).then_some(())).is_none() {
             check_pid(&self.shared)?;
             let now = self.progress();
-            if now != seen || self.lock().begun() > 0 {
+            if now != seen || self.lock().is_at_work() {
                 seen = now;
                 stall.renew();
             } else if stall.is_over() {
@@ -316,14 +318,10 @@ impl<S: 'static> JobsWith<S> {
     {
         let (state, make) = (self.state.clone(), self.make.clone());
         move |dev| {
-            let mut own = match state.borrow_mut(dev) {
-                Err(Error::Poisoned { .. }) => {
-                    state.put(dev, make(dev)?);
-                    state.borrow_mut(dev)?
-                }
-                other => other?,
-            };
-            f(dev, &mut own)
+            if state.lacks_after_drop(dev)? {
+                state.put(dev, make(dev)?);
+            }
+            f(dev, &mut *state.borrow_mut(dev)?)
         }
     }
 

@@ -346,11 +346,9 @@ impl<J> Table<J> {
         place.gang = false;
     }
 
-    /// A device without jobs holds so many bytes.
+    /// A device on which no job's work is in flight holds so many bytes.
     pub fn set_resident(&mut self, device: usize, bytes: u64) {
-        if self.places[device].flying == 0 {
-            self.places[device].resident = bytes;
-        }
+        self.places[device].resident = bytes;
     }
 
     /// A device is lost. Returns the jobs that no device can run any more.

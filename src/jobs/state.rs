@@ -1,6 +1,6 @@
 //! What a queue's [core](super::core) knows under its lock.
 
-use super::{Job, Meter, Packet, Placed, Rank, Table};
+use super::{Job, Meter, Packet, Placed, Rank, Table, gang::GangJob};
 use crate::{
     error::{BookedJob, Error},
     gang::Gang,
@@ -19,6 +19,8 @@ pub(super) struct Running {
     pub packet: Arc<Packet>,
     /// It does not begin again, whatever its closure fails with.
     pub cancelled: bool,
+    /// A gang that is in the queues of its devices, and has not begun.
+    pub waits: Option<Arc<GangJob>>,
 }
 
 pub(super) struct State {
@@ -28,6 +30,8 @@ pub(super) struct State {
     /// By device: a visit is under way, or in its queue.
     pub visiting: Vec<bool>,
     pub running: Vec<Running>,
+    /// Jobs that are over, but whose answers are on their way.
+    pub ending: usize,
     pub closed: bool,
     pub ended: bool,
     pub loss: Option<Error>,
@@ -44,6 +48,11 @@ impl State {
 
     pub fn running(&self, rank: Rank) -> Option<&Running> {
         self.running.iter().find(|running| running.rank == rank)
+    }
+
+    /// Whether a closure runs, or work of one.
+    pub fn is_at_work(&self) -> bool {
+        self.running.iter().any(|running| running.waits.is_none())
     }
 
     pub fn booked(&self, device: usize) -> Vec<BookedJob> {

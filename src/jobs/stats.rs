@@ -3,6 +3,7 @@
 use super::{Packet, placement::Waits};
 use crate::{
     Error,
+    contain::contain,
     error::op_site::OpSite,
     thread::worker::Worker,
     timeline::{Category, Running},
@@ -192,10 +193,15 @@ pub(super) fn slice<'w>(worker: &'w Worker, job: &Packet) -> Running<'w> {
     slice.note(|slice| slice.label = Some(job.name().into()))
 }
 
-pub(super) fn span(job: &Packet, seq: u64, device: usize) -> tracing::Span {
-    if !crate::log::has_subscriber() {
-        return tracing::Span::none();
+/// Runs a job's closure in its span. A subscriber that panics does not stop it.
+pub(super) fn in_span<R>(job: &Packet, seq: u64, device: usize, f: impl FnOnce() -> R) -> R {
+    let (mut span, mut entered, name) = (tracing::Span::none(), None, job.name());
+    if crate::log::has_subscriber() {
+        contain(|| span = tracing::info_span!("gpu_pool.job", name, job = seq, device));
     }
-    let name = job.name();
-    tracing::info_span!("gpu_pool.job", name, job = seq, device)
+    contain(|| entered = Some(span.enter()));
+    let result = f();
+    contain(|| drop(entered));
+    contain(|| drop(span));
+    result
 }

@@ -58,7 +58,8 @@ impl Core {
         let placed = state.assigned[device].take()?;
         let gang = gang(placed.job.packet().site);
         let packet = placed.job.packet().clone();
-        state.running.push(Running { rank: placed.rank, gang: gang.clone(), place: device, packet, cancelled: false });
+        let (rank, gang_of, place) = (placed.rank, gang.clone(), device);
+        state.running.push(Running { rank, gang: gang_of, place, packet, cancelled: false, waits: None });
         Some((placed, gang))
     }
 
@@ -130,10 +131,11 @@ impl Core {
     ) -> bool {
         let device = worker.handle.device;
         worker.handle.take_over(placed.job.packet().known());
-        let span = super::stats::span(placed.job.packet(), placed.rank.seq, device);
         let packet = placed.job.packet();
         let slice = super::stats::slice(worker, packet);
-        let flown = span.in_scope(|| flight::fly(worker, gang, self.overlap > 0, |dev| packet.work.run(dev)));
+        let flown = super::stats::in_span(packet, placed.rank.seq, device, || {
+            flight::fly(worker, gang, self.overlap > 0, |dev| packet.work.run(dev))
+        });
         drop(slice);
         let (failed, error) = match flown {
             Ok(mut flight) => match flight.is_over() {

@@ -114,9 +114,10 @@ impl<'env> Engine<'env> {
             let slice = lane.slice(Category::Task, "task", Some(here)).note(|slice| slice.label = label);
             let done = panics::catch(dev.index(), || job(Some(dev))).and_then(|done| done);
             drop(slice);
-            // Also after a failure: what has been submitted may use what it was given.
+            // Also after a failure: what has been submitted may use what it was given. A task that submits nothing may hand
+            // on what others have.
             let recorded = (|| {
-                if dev.stream.submitted() != before && !gang.is_aborted() {
+                if (dev.stream.submitted() != before || !after.is_empty()) && !gang.is_aborted() {
                     event = Some(dev.record()?);
                 }
                 times = began.map(|began| Times::on(began, dev)).transpose()?;

@@ -126,6 +126,25 @@ crate::on_both! {
         assert!(doubled.unwrap()[3] >= 3.0);
     }
 
+    /// A model above half of the memory: the spoiled one goes before its successor comes. One that cannot be made now
+    /// is made by the next job.
+    2: fn a_spoiled_state_is_dropped_before_the_next_is_made(gpus) {
+        let pool = gpus.builder(1).memory_limit(64 << 20).build().unwrap();
+        let made = AtomicUsize::new(0);
+        let jobs = pool.jobs_with(move |dev| match made.fetch_add(1, SeqCst) {
+            2 => Err(Error::custom("not now")),
+            _ => dev.zeros::<u8>(40 << 20),
+        });
+        let jobs = jobs.build().unwrap();
+        let answers = [false, true, false, true, false, false].map(|fails| {
+            let job = jobs.submit(move |_, x| if fails { Err(Error::custom("a request")) } else { Ok(x.len()) });
+            job.unwrap().wait().map_err(|e| e.to_string())
+        });
+        let (fine, failed) = (Ok(40 << 20), Err("a request".to_owned()));
+        let not_now = Err("not now".to_owned());
+        assert_eq!(answers, [fine.clone(), failed.clone(), fine.clone(), failed, not_now, fine]);
+    }
+
     2: fn an_error_and_a_panic_end_their_own_job(gpus) {
         let pool = gpus.pool(2);
         let jobs = pool.jobs().build().unwrap();
@@ -156,7 +175,7 @@ fn pool(devices: usize) -> GpuPool {
 }
 
 /// A job that keeps its device's thread until the sender is dropped.
-fn blocker(jobs: &Jobs, device: usize) -> (JobHandle<()>, std::sync::mpsc::Sender<()>) {
+pub fn blocker(jobs: &Jobs, device: usize) -> (JobHandle<()>, std::sync::mpsc::Sender<()>) {
     let (go, gone) = channel::<()>();
     let (begin, begun) = channel();
     let job = jobs.job().on(device).submit(move |_| {

@@ -164,7 +164,7 @@ crate::on_both! {
 }
 
 /// A pool whose device `lost` is lost as soon as the plan is resumed and it is used.
-fn losing(devices: usize, lost: usize) -> (GpuPool, FaultPlan) {
+pub fn losing(devices: usize, lost: usize) -> (GpuPool, FaultPlan) {
     let plan = FaultPlan::new().on(FaultRule::new(Injected::LaunchFailed).device(lost).from(1)).paused();
     (builder().host(devices).faults(plan.clone()).build().unwrap(), plan)
 }

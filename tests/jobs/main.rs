@@ -11,6 +11,7 @@ mod attacks;
 mod basics;
 mod beside;
 mod failures;
+mod waits;
 
 /// Its drop panics.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use tracing::{Event, Metadata, Subscriber, span};
 
 static EVENTS: AtomicUsize = AtomicUsize::new(0);
 
-/// Panics at every event.
+/// Panics at every event, and at the ends of spans.
 struct Panics;
 
 impl Subscriber for Panics {
@@ -27,8 +27,12 @@ impl Subscriber for Panics {
         EVENTS.fetch_add(1, Relaxed);
         panic!("the subscriber panics");
     }
-    fn enter(&self, _: &span::Id) {}
-    fn exit(&self, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {
+        panic!("the subscriber panics at a begin");
+    }
+    fn exit(&self, _: &span::Id) {
+        panic!("the subscriber panics at an end");
+    }
 }
 
 #[test]
@@ -64,6 +68,13 @@ fn child() {
         assert!(EVENTS.load(Relaxed) > before, "the subscriber was not called");
         assert_eq!(pool.run(|dev, _| dev.exchange(dev.rank())).unwrap(), [[0, 1], [0, 1]]);
     }
+    // Jobs run in spans. The queue takes further ones.
+    let jobs = pool.jobs().build().unwrap();
+    for _ in 0..3 {
+        jobs.submit(|_| Ok(())).unwrap().wait().unwrap();
+        jobs.job().gpus(2).submit(|_, _| Ok(())).unwrap().wait().unwrap();
+    }
+    jobs.close().unwrap();
     // Nor do drops panic: of a pool, and of buffers behind it.
     let mut buffers = pool.run(|dev, _| dev.zeros::<u8>(1000)).unwrap();
     pool.run_mut(&mut buffers, 1, |dev, _, x| poke(dev, &mut x[0], 1000, 7)).unwrap();
