@@ -5,7 +5,7 @@ use crate::{
     AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, PinnedBuffer,
     driver::{Address, host},
     error::{Error, Result, op_site::OpSite},
-    memory::{Access, StreamCore},
+    memory::{Access, BlockRef, StreamCore},
 };
 pub use dlpark;
 use dlpark::{DlpackElement, DlpackFlags, ffi::DLDevice, metadata::Dynamic, versioned};
@@ -67,6 +67,17 @@ impl<T: DeviceCopy> Drop for Exported<T> {
 }
 
 /// Tensors of other libraries, by DLPack.
+/// A launch of the graph would not be ordered with the other library's work.
+#[track_caller]
+fn refuse_in_graph(op: &'static str, block: &BlockRef) -> Result<()> {
+    invalid_if!(
+        block.is_in_graph(),
+        op,
+        "a graph names this buffer, or has named it, and a launch would not ask the other library"
+    );
+    Ok(())
+}
+
 impl Device {
     fn dl_device(&self) -> DLDevice {
         match self.worker.is_software() {
@@ -136,8 +147,8 @@ impl Device {
     /// device's pool: that library's work must be over by then. [`to_dlpack_on`](Self::to_dlpack_on) needs no waits.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the product of `shape` is not the buffer's length, and on a software GPU without
-    /// memory; [`Error::WrongDevice`], [`Error::WrongPool`]; [`Error::Timeout`]; the driver's. The buffer is dropped
+    /// [`Error::InvalidArgument`] if the product of `shape` is not the buffer's length, if a graph names the buffer, or has named it,
+    /// and on a software GPU without memory; [`Error::WrongDevice`], [`Error::WrongPool`]; [`Error::Timeout`]; the driver's. The buffer is dropped
     /// then.
     #[track_caller]
     pub fn to_dlpack<T: DeviceCopy + DlpackElement>(
@@ -146,6 +157,7 @@ impl Device {
         shape: &[usize],
     ) -> Result<versioned::Dlpack> {
         let mut op = self.op("to_dlpack")?;
+        refuse_in_graph(op.name, &buffer.block)?;
         op.reads(&buffer.view())?;
         buffer.block.wait_host(op.name, Access::Write, self.worker.shared.deadline)?;
         drop(op);
@@ -171,6 +183,7 @@ impl Device {
         shape: &[usize],
     ) -> Result<versioned::Dlpack> {
         let (mut op, part) = (self.op("to_dlpack_part")?, buffer.slice(range));
+        refuse_in_graph(op.name, part.block)?;
         op.reads(&part)?;
         part.block.wait_host(op.name, Access::Read, self.worker.shared.deadline)?;
         drop(op);
@@ -199,6 +212,7 @@ impl Device {
         let stream = unsafe { self.adopt_stream(stream)? };
         let consumer = self.on(&stream);
         let mut op = consumer.op("to_dlpack_on")?;
+        refuse_in_graph(op.name, &buffer.block)?;
         op.writes(&buffer.view_mut())?;
         drop(op);
         let ((address, len), stream) = ((buffer.address(), buffer.len()), Some(stream.core.clone()));

@@ -72,7 +72,7 @@ impl Graph {
         self.operations
     }
 
-    /// The number of parts that a launch submits one after the other: 1, or 0 for an empty graph. If collectives cut
+    /// The number of parts that a launch submits one after the other: 1, also for an empty graph. If collectives cut
     /// the graph (see [`Device::launch_graph`]), each collective counts, and so does each part between two collectives.
     pub fn parts(&self) -> usize {
         self.parts.len()

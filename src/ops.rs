@@ -24,6 +24,14 @@ const PARTIAL: LaunchDims = LaunchDims { grid: (SUM_BLOCKS, 1, 1), block: (SUM_T
 
 /// Built-in operations. All are asynchronous on the current stream. Errors are [`Error::WrongDevice`],
 /// [`Error::Aborted`], [`Error::OutOfMemory`] for those that return a buffer, and the driver's.
+/// Adopted memory may be aligned for its elements only, which may be arrays of bytes.
+#[track_caller]
+fn is_aligned_for<W>(address: u64) -> Result<()> {
+    let is_aligned = address.is_multiple_of(size_of::<W>() as u64);
+    invalid_if!(!is_aligned, "fill", "elements of {} bytes at the address {address:#x}", size_of::<W>());
+    Ok(())
+}
+
 impl Device {
     /// Sets every element to `value`. Elements have 1, 2, 4 or 8 bytes.
     ///
@@ -51,13 +59,10 @@ impl Device {
             [a, b, c, d] => {
                 let mut op = self.op_in_graph("fill")?;
                 op.writes(&x)?;
+                is_aligned_for::<u32>(x.address())?;
                 let word = u32::from_ne_bytes([a, b, c, d]);
-                if x.address().is_multiple_of(4) {
-                    // SAFETY: as above, and the address is aligned.
-                    op.submit(|driver, stream| unsafe { driver.fill_u32(x.address(), word, x.len(), stream) })
-                } else {
-                    Err(Error::invalid("fill", "a four-byte element at an odd address"))
-                }
+                // SAFETY: as above, and the address is aligned.
+                op.submit(|driver, stream| unsafe { driver.fill_u32(x.address(), word, x.len(), stream) })
             }
             [a, b] => self.fill_by_kernel(x, &FILL_U16, u16::from_ne_bytes([a, b])),
             [_, _, _, _, _, _, _, _] => {
@@ -77,7 +82,8 @@ impl Device {
         value: W,
     ) -> Result<()> {
         let n = x.len();
-        // SAFETY: `W` is as large as the element, so the words are the view's own bytes; the kernel writes `n` of them.
+        is_aligned_for::<W>(x.address())?;
+        // SAFETY: `W` is as large as the element, and the address is aligned for it, so the words are the view's own bytes; the kernel writes `n` of them.
         unsafe { self.launch(kernel, fours_of_packs::<W>(n), (as_type_mut::<T, W>(x, n), n as u64, value)) }
     }
 

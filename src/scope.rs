@@ -135,6 +135,7 @@ pub(crate) fn run<R: Send, E: From<Error> + Send>(
     let world = shared.world.as_ref().map(|world| world.scope(new()));
     let mut gang = gang(shared, all.clone(), site);
     gang.outside = world.clone().map(|world| world as Arc<dyn Outside>);
+    gang.can_be_cancelled = begin.until.is_some();
     let gang = Arc::new(gang);
     let outcomes: Vec<CachePadded<Slot<R, E>>> = all.iter().map(|_| Mutex::new(None).into()).collect();
 

@@ -29,8 +29,10 @@ const STAGED_AT_BUILD: usize = 16;
 
 impl Builder {
     #[track_caller]
-    pub(crate) fn with_drivers(self, drivers: Vec<DriverRef>) -> Result<GpuPool> {
+    pub(crate) fn with_drivers(mut self, drivers: Vec<DriverRef>) -> Result<GpuPool> {
         let count = drivers.len();
+        // The pool that measures is of this process alone: a cluster can be joined once.
+        let joins_later = self.cluster.take_if(|_| matches!(self.weights, Weights::Measured));
         let world = self.cluster.as_ref().map(|cluster| cluster.connect(&drivers)).transpose()?;
         let weights = match &self.weights {
             Weights::Given(weights) => Some(valid_weights(weights, count)?),
@@ -137,7 +139,7 @@ impl Builder {
         drop(here);
         let drivers = shared.handles.iter().map(|handle| handle.driver.clone()).collect();
         pool.close()?;
-        Builder { weights: Weights::Given(weights), ..self }.with_drivers(drivers)
+        Builder { weights: Weights::Given(weights), cluster: joins_later, ..self }.with_drivers(drivers)
     }
 }
 

@@ -87,6 +87,8 @@ pub struct Gang {
     stuck: Flag,
     /// No other process can fail it any more.
     ended: Flag,
+    /// By a token: until it has ended.
+    pub(crate) can_be_cancelled: bool,
 }
 
 pub(crate) fn next_place() -> u64 {
@@ -119,6 +121,7 @@ impl Gang {
             drained: CountLatch::new(count, event),
             stuck: Flag::new(),
             ended: Flag::new(),
+            can_be_cancelled: false,
         }
     }
 
@@ -341,7 +344,7 @@ impl Gang {
 
     /// Whether it is known if the gang fails: from then on [`is_aborted`](Self::is_aborted) does not change.
     pub(crate) fn is_settled(&self) -> bool {
-        self.is_recovered() && (self.outside.is_none() || self.ended.is_raised())
+        self.is_recovered() && (self.outside.is_none() && !self.can_be_cancelled || self.ended.is_raised())
     }
 
     /// Notes that a member will never start: it has left, and has nothing to drain.

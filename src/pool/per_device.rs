@@ -46,7 +46,11 @@ impl<T: 'static> PerDevice<T> {
 
     #[track_caller]
     pub(crate) fn fill(&self, op: &'static str, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<()> {
-        let put = |dev: &Device, shard| f(dev, shard).map(|value| self.put(dev, value));
+        let put = |dev: &Device, shard| {
+            // The old value, if there is one: it is poisoned, too, if the scope fails.
+            drop(self.blame_on(dev, std::slice::from_ref(&dev.session.gang)));
+            f(dev, shard).map(|value| self.put(dev, value))
+        };
         self.scope(op, put).map(drop)
     }
 

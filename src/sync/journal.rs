@@ -136,6 +136,7 @@ pub struct Reader<M> {
     own: usize,
     next: u64,
     of: Vec<Cursor>,
+    has_left: bool,
 }
 
 /// What was read of a process: slots, and its last record, or the beginning of one.
@@ -149,14 +150,14 @@ struct Cursor {
 impl<M: Memory> Reader<M> {
     pub fn new(memory: M, own: usize) -> Self {
         let of = vec![Cursor::default(); memory.processes()];
-        Reader { memory, own, next: 0, of }
+        Reader { memory, own, next: 0, of, has_left: false }
     }
 
     /// The next record, and the process that has appended it.
     pub fn read(&mut self) -> Result<Option<(usize, &[u8])>, Corrupt> {
         let (slots, bytes) = self.memory.slots();
         let ring = places(self.of.len(), slots);
-        loop {
+        while !self.has_left {
             let word = self.memory.place(self.next as usize % ring).load(ord("journal.place.load", Acquire));
             if word >> NUMBER != number_of(self.next) {
                 return Ok(None);
@@ -178,10 +179,12 @@ impl<M: Memory> Reader<M> {
                 return Ok(Some((process, &self.of[process].record)));
             }
         }
+        Ok(None)
     }
 
     /// This process reads no more: writers do not wait for it.
     pub fn leave(&mut self) {
+        self.has_left = true;
         self.memory.read(self.own).store(u64::MAX, ord("journal.read.store", Release));
     }
 }

@@ -133,6 +133,8 @@ impl Op<'_> {
         if let Some(home) = block.device().filter(|&home| home != dev.index() && !foreign) {
             return Err(Error::wrong_device(op, home, dev.index()));
         }
+        // Other code may have written it on its own stream before, and may do so later.
+        let access = if dev.stream.adopted && block.region().adopted { Access::Write } else { access };
         match &dev.recording {
             // When the graph is launched, the program could hold a slice of this memory.
             Some(recording) if block.kind != ChunkKind::Device => {

@@ -89,9 +89,16 @@ fn streams_that_were_given_back_are_used_again() {
 /// Page-locked memory that a copy still uses is preferred to fresh memory, and then waited for by the host.
 #[test]
 fn pinned_memory_is_had_while_a_copy_is_under_way() {
-    guarded(|| {
+    guarded(|| pinned_beside_a_stuck_copy(|builder| builder));
+    // A bound of the devices' memory is none for memory that does not move.
+    guarded(|| pinned_beside_a_stuck_copy(|builder| builder.memory_slack(1.0)));
+}
+
+fn pinned_beside_a_stuck_copy(set: fn(gpu_pool::Builder) -> gpu_pool::Builder) {
+    {
         let plan = FaultPlan::new().on(FaultRule::new(Injected::Stuck).op(FaultOp::CopyUp)).paused();
-        let pool = builder().host(1).faults(plan.clone()).timeout(Duration::from_millis(300)).build().unwrap();
+        let builder = set(builder().host(1).faults(plan.clone()));
+        let pool = builder.timeout(Duration::from_millis(300)).build().unwrap();
         plan.resume();
         let got = pool.run(|dev, _| {
             let mine = pool.pinned::<u8>(4 << 20)?;
@@ -104,7 +111,7 @@ fn pinned_memory_is_had_while_a_copy_is_under_way() {
         });
         let got = got.unwrap().remove(0);
         assert!(got.is_ok(), "{got:?}");
-    });
+    }
 }
 
 /// Room to align in is asked for where the driver's own alignment would do.
@@ -216,6 +223,53 @@ fn open(gate: u32) {
 fn hold(dev: &gpu_pool::Device, x: &mut DeviceBuffer<u32>, gate: u32) -> Result<()> {
     // SAFETY: the kernel touches nothing.
     unsafe { dev.launch(&HELD, gpu_pool::LaunchDims::cover(1), (x, 1u64, gate, 0u32)) }
+}
+
+/// A bound that nothing can be moved for does not bound: the pool takes more.
+#[test]
+fn a_slack_that_waits_in_vain_takes_more_memory() {
+    guarded(|| {
+        let builder = builder().host(1).module(&support::MODULE).software_memory(1 << 30);
+        let pool = builder.memory_slack(1.0).timeout(Duration::from_millis(400)).build().unwrap();
+        let got = pool.run(|dev, _| {
+            let side = dev.stream()?;
+            let mut x = dev.zeros::<u32>(4 << 20)?;
+            let _behind = dev.zeros::<u32>(4 << 20)?;
+            hold(&dev.on(&side), &mut x, 17)?;
+            drop(x);
+            let got = dev.zeros::<u8>(24 << 20).map(drop);
+            open(17);
+            Ok(got)
+        });
+        let got = got.unwrap().remove(0);
+        assert!(got.is_ok(), "{got:?}");
+    });
+}
+
+/// One stuck stream is waited for once, however many blocks it has used.
+#[test]
+fn a_stuck_stream_with_many_blocks_is_waited_for_once() {
+    support::guarded_for(Duration::from_secs(30), || {
+        let builder = builder().host(1).module(&support::MODULE).memory_limit(64 << 20);
+        let pool = builder.timeout(Duration::from_millis(400)).build().unwrap();
+        let got = pool.run(|dev, _| {
+            let _large = dev.zeros::<u8>(16 << 20)?;
+            let mut key = dev.zeros::<u32>(1)?;
+            let mut all = (0..4096).map(|_| dev.zeros::<u32>(64)).collect::<Result<Vec<_>>>()?;
+            hold(dev, &mut key, 18)?;
+            all.iter_mut().try_for_each(|x| dev.fill(x, 1))?;
+            // Each slab keeps a live block.
+            let mut i = 0;
+            all.retain(|_| {
+                i += 1;
+                i % 64 == 0
+            });
+            let got = dev.zeros::<u8>(56 << 20).map(drop);
+            open(18);
+            Ok(got)
+        });
+        assert!(matches!(got.unwrap().remove(0), Err(Error::OutOfMemory { .. })));
+    });
 }
 
 /// The ladder's waits do not ask whether the gang has failed.

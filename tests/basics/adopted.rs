@@ -195,6 +195,39 @@ fn a_panic_of_the_owners_drop_is_contained() {
     assert!(is_released(&alive));
 }
 
+/// Adopted memory is aligned for its elements; a fill of one word for each element needs more.
+#[test]
+fn a_fill_of_memory_that_is_not_aligned_for_words_is_refused() {
+    fn fills<T: gpu_pool::DeviceCopy + PartialEq + std::fmt::Debug>(
+        dev: &Device,
+        address: u64,
+        value: T,
+    ) -> Result<()> {
+        // SAFETY: memory of the caller, which is larger.
+        let mut x = unsafe { dev.adopt::<T>(address, 3, ())? };
+        dev.fill(&mut x, value)?;
+        assert_eq!(dev.download(&x)?, [value; 3]);
+        Ok(())
+    }
+    let memory = [0u64; 16];
+    let pool = Gpus::software().pool(1);
+    let done = pool.run(|dev, _| {
+        let at = memory.as_ptr().expose_provenance() as u64;
+        fills(dev, at + 8, [1.0f32, 2.0])?;
+        fills(dev, at + 4, [1u8, 2, 3, 4])?;
+        fills(dev, at + 2, [1u8, 2])?;
+        fills(dev, at + 1, 7u8)?;
+        let refused =
+            [fills(dev, at + 4, [1.0f32, 2.0]), fills(dev, at + 1, [1u8, 2, 3, 4]), fills(dev, at + 1, [1u8, 2])];
+        let is_invalid = |done: &Result<()>| matches!(done, Err(Error::InvalidArgument { op: "fill", .. }));
+        assert!(refused.iter().all(is_invalid), "{refused:?}");
+        Ok(())
+    });
+    done.unwrap();
+    pool.close().unwrap();
+    drop(memory);
+}
+
 /// The race checker follows adopted memory: an unordered write beside a running one is a report.
 #[test]
 fn a_race_on_adopted_memory_is_found() {

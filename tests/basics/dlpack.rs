@@ -113,6 +113,22 @@ on_both! {
         pool.close().unwrap();
     }
 
+    /// A launch of a graph needs no borrow, so it would not be in order with the other library.
+    1: fn memory_that_a_graph_names_does_not_go_out(gpus) {
+        gpus.run(1, |dev| {
+            let mut x = dev.zeros::<u32>(6)?;
+            let (graph, ()) = dev.capture(|dev| dev.fill(&mut x, 7))?;
+            let shared = Arc::new(x);
+            let error = failure(dev.to_dlpack_part(&shared, 0..6, &[6]).map(drop));
+            assert!(matches!(error, Error::InvalidArgument { op: "to_dlpack_part", .. }), "{error}");
+            let x = Arc::into_inner(shared).expect("the only one");
+            let error = failure(dev.to_dlpack(x, &[6]).map(drop));
+            assert!(matches!(error, Error::InvalidArgument { op: "to_dlpack", .. }), "{error}");
+            drop(graph);
+            Ok(())
+        });
+    }
+
     1: fn exports_are_refused_by_shape(gpus) {
         gpus.run(1, |dev| {
             for shape in [&[][..], &[5], &[2, 4], &[usize::MAX, 2]] {

@@ -205,8 +205,10 @@ on_both! {
             Err(Error::custom("no data for device 1"))
         }));
         assert_eq!(first.to_string(), "no data for device 1");
-        let error = failure(state.run(|_, _, x| Ok(*x)));
-        assert!(matches!(error, Error::Poisoned { device: 0, .. }), "{error}");
+        for device in 0..2 {
+            let error = failure(state.on(&[device]).run(|_, _, x| Ok(*x)));
+            assert!(matches!(error, Error::Poisoned { device: found, .. } if found == device), "{error}");
+        }
         state.reset(|_, _| Ok(3)).unwrap();
         assert_eq!(state.run(|_, _, x| Ok(*x)).unwrap(), [3, 3]);
     }

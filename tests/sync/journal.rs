@@ -68,6 +68,9 @@ fn there_is_no_room_until_all_have_read_or_left() {
     assert_eq!(readers[0].read(), Ok(Some((0, &[1; 17][..]))));
     assert!(writer.append(&[5]) && Writer::new(memory, 1).append(&[6]));
     assert_eq!(records(&mut readers[0]).last(), Some((1, vec![6])));
+    // Another thread may still look.
+    assert_eq!(readers[1].read(), Ok(None));
+    assert!((0..8).all(|n| writer.append(&[n]) && readers[0].read().unwrap().is_some()));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::{
     on_both,
-    support::{Gpus, MODULE, cases, guarded, until},
+    support::{Gpus, MODULE, cases, guarded, slow_add, until},
 };
 use gpu_pool::{
     AsViewMut, DeviceBuffer, GpuPool, LaunchDims, ReduceOp, Result, kernel,
@@ -397,6 +397,24 @@ fn a_value_can_be_given_to_a_task_and_taken_by_the_caller() {
         t.take(&mut y)
     });
     assert_eq!(found.unwrap(), [1, 2, 3]);
+}
+
+/// A task that submits nothing hands on what others have submitted: who reads its value waits for their work.
+#[test]
+fn a_task_without_work_of_its_own_keeps_the_order() {
+    guarded(|| {
+        let pool = Gpus::software().pool(1);
+        let found = pool.tasks(|t| {
+            let x = t.gpu(0).run((), |dev, ()| {
+                let mut x = dev.zeros::<u32>(8)?;
+                slow_add(dev, &mut x, 1, 100_000)?;
+                Ok((x, dev.record()?))
+            });
+            let y = t.gpu(0).run((x,), |_, (x,)| Ok(x));
+            t.read(&y, |(_, event)| event.is_complete())?
+        });
+        assert!(found.unwrap());
+    });
 }
 
 /// The calling thread is the only thread of the pool that runs the CPU's tasks.

@@ -207,7 +207,7 @@ impl ClusterDevice for Device {
         loop {
             self.check()?;
             let mut loans = chunk.loans.lock();
-            if let Some(importer) = loans.lost.take() {
+            if let Some(importer) = loans.lost.pop() {
                 let why = "it ended without a release".into();
                 return Err(Error::HostLost { host: importer as usize, op, why });
             }

@@ -174,8 +174,16 @@ pub struct Tag {
     pub number: u64,
     /// Steps of one collective, on one rail: 0, 1, .. Less than 16.
     pub phase: u32,
-    /// The rail. Less than 64.
+    /// The rail: the receiving device. Less than 64. A number may come again after 256 others, and only one thread
+    /// receives for a device in a phase, so messages with one tag never meet.
     pub rail: u32,
+}
+
+impl Tag {
+    /// Behind the phases of a collective: of one that another thread carries ([`Arrival::proxied`]).
+    pub const PROXIED: u32 = 4;
+    /// The phase of messages.
+    pub const MESSAGES: u32 = 8;
 }
 
 /// A message, with its memory. It belongs to the transport until it is done: the memory of messages that a lost process
@@ -241,7 +249,7 @@ pub trait DeviceTransport: Send + Sync {
         Err("")
     }
 
-    /// A kernel of the pad was not launched, so the others' would wait: ends the calls of all hosts. Returns the cause.
+    /// What others count on was not submitted, after a commit: ends the calls of all hosts. Returns the cause.
     fn broken(&self, error: Error) -> Error {
         error
     }

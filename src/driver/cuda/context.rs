@@ -20,7 +20,7 @@ use super::{
     vmm::{self, Virtual},
 };
 use crate::{
-    driver::{DeviceInfo, DriverResult, Fault, FaultKind},
+    driver::{DeviceInfo, DriverResult, Fault, FaultKind, gate},
     error::Error,
 };
 
@@ -181,6 +181,8 @@ impl CudaGpu {
 impl Drop for CudaGpu {
     /// Never panics, and ignores errors of the driver: the device may be lost, or the driver shut down.
     fn drop(&mut self) {
+        // Other pools' kernels may wait for each other.
+        let _blocking = gate::blocking();
         // The calls below must not run in another device's context, also when this device is lost.
         let current = self.set_current().is_ok();
         #[cfg(feature = "blas")]

@@ -116,7 +116,7 @@ impl CudaGpu {
         if let Some(space) = self.graphs.captures.lock().get(&s).copied().flatten() {
             return Ok(space);
         }
-        let made = self.mem_alloc(bytes)?;
+        let made = super::gated(|| self.mem_alloc(bytes))?;
         self.graphs.captures.lock().insert(s, Some(made));
         Ok(made)
     }

@@ -52,8 +52,9 @@ impl CudaGpu {
     }
 
     pub(super) fn stream_query(&self, s: RawStream) -> DriverResult<bool> {
-        self.alive()?;
-        // SAFETY: a live stream of this device; the call does not depend on the current context.
+        // The numbers of the default streams mean those of the current context.
+        self.enter()?;
+        // SAFETY: a live stream of this device.
         self.completed(fault::code(unsafe { sys::cuStreamQuery(stream(s)) }))
     }
 

@@ -162,10 +162,12 @@ impl Memory {
         let window = window_of(self.first_window + device as u64);
         let space = &mut self.devices[device];
         let none = || fault::exhausted(format!("there are no addresses for {bytes} more bytes"));
-        let offset = space.find(window, bytes as u64).ok_or_else(none)?;
-        space.cursor = offset + footprint(bytes as u64).ok_or_else(none)?;
-        space.blocks.insert(window + offset, block);
-        Ok(window + offset)
+        // As far behind a multiple of 256 as the pointer: what is aligned here is aligned there.
+        let (shift, bytes) = (address % 256, bytes as u64);
+        let offset = space.find(window, bytes.checked_add(shift).ok_or_else(none)?).ok_or_else(none)?;
+        space.cursor = offset + footprint(bytes + shift).ok_or_else(none)?;
+        space.blocks.insert(window + offset + shift, block);
+        Ok(window + offset + shift)
     }
 
     pub fn disown(&mut self, device: usize, address: Address) -> DriverResult {

@@ -3,7 +3,7 @@
 use super::{Backing, ChunkKind, FreeAround, Mapping, Mappings, Moved, Region};
 use crate::{
     driver::{Address, DriverResult, FaultKind, fault},
-    memory::DeviceHandle,
+    memory::{DeviceHandle, heap::GRAIN},
 };
 use smallvec::smallvec;
 use std::{ops::Range, sync::Arc};
@@ -28,7 +28,16 @@ impl Chunks {
             .map_err(|_| fault::invalid(format!("{bytes} bytes are more than any memory has")))?;
         let driver = &self.handle.driver;
         match self.kind {
-            ChunkKind::Device => driver.mem_alloc(size),
+            ChunkKind::Device => {
+                let address = driver.mem_alloc(size)?;
+                // Below 64 KiB the driver may give less alignment than the heap needs.
+                if !address.is_multiple_of(GRAIN) {
+                    // SAFETY: nothing else has seen the memory.
+                    unsafe { driver.mem_free(address)? };
+                    return Err(fault::no_memory(format!("{bytes} bytes came at {address:#x}, which is not aligned")));
+                }
+                Ok(address)
+            }
             ChunkKind::Pinned => driver.host_alloc(size).map(|ptr| ptr as Address),
             ChunkKind::Managed => driver.managed_alloc(size).map(|ptr| ptr as Address),
         }

@@ -15,7 +15,7 @@ use crate::{
         block::release_bytes,
     },
 };
-use std::{ops::Range, time::Duration};
+use std::ops::Range;
 
 const GRANULE: u64 = 2 << 20;
 const UNIT: u64 = 64 << 20;
@@ -148,11 +148,14 @@ impl Cache {
                 Err(Error::OutOfMemory { .. }) => {}
                 mapped => return mapped,
             }
-            for wait in [false, true] {
-                if wait {
-                    self.wait(request)?;
+            let can_move = self.backing.is_window() && self.heap.free_bytes() >= need;
+            for wait in [false, true].into_iter().filter(|_| can_move) {
+                let waited = if wait { self.wait(request) } else { Ok(()) };
+                match waited.and_then(|()| self.gather(request, need)) {
+                    // Work is stuck. More memory needs no wait.
+                    Err(Error::Timeout { .. }) => break,
+                    gathered => gathered?,
                 }
-                self.gather(request, need)?;
                 if self.heap.largest_free() >= need {
                     return Ok(());
                 }
@@ -291,16 +294,16 @@ impl Cache {
 
     /// After one stream was found stuck, nothing more is waited for; else the deadline would pass again at every block.
     fn wait(&mut self, request: &Request<'_>) -> Result<()> {
-        let (own, mut limit) = (self.handle.device, self.settings.deadline);
+        let (own, limit) = (self.handle.device, self.settings.deadline);
         let heap = self.heap.free_payloads_mut();
         let small = self.small.free_blocks().map(|block| block.hazards.history());
-        let mut first = Ok(());
+        let (mut first, mut is_stuck) = (Ok(()), false);
         for past in heap.chain(small).filter(|past| !past.names_lost_peer(own)) {
-            let waited = past.wait_all(request.op, limit, request.stop);
-            if matches!(waited, Err(Error::Timeout { .. })) {
-                limit = Duration::ZERO;
+            if !is_stuck {
+                let waited = past.wait_all(request.op, limit, request.stop);
+                is_stuck = matches!(waited, Err(Error::Timeout { .. }));
+                first = first.and(waited);
             }
-            first = first.and(waited);
             past.settle();
         }
         self.collect();

@@ -26,6 +26,7 @@ mod runs;
 mod tests;
 
 use bins::Bins;
+pub(super) use nodes::GRAIN;
 use nodes::{Node, Nodes};
 use runs::Run;
 use std::collections::BTreeMap;
@@ -88,7 +89,7 @@ pub(crate) struct Heap<P> {
 
 impl<P: Payload> Heap<P> {
     /// Sizes are rounded up to it; addresses and sizes of all ranges are multiples of it.
-    pub(crate) const GRAIN: usize = nodes::GRAIN as usize;
+    pub(crate) const GRAIN: usize = GRAIN as usize;
 
     pub(crate) fn free_ranges(&self) -> impl Iterator<Item = FreeRange<'_, P>> {
         let free = self.nodes.iter().zip(&self.payloads).filter(|(node, _)| node.is_free());
@@ -107,7 +108,7 @@ impl<P: Payload> Heap<P> {
     }
 
     pub(crate) fn free_bytes(&self) -> u64 {
-        self.free_grains * nodes::GRAIN
+        self.free_grains * GRAIN
     }
 
     /// Bytes of the largest free range. Searches one list, whose ranges differ by 3 % at most.

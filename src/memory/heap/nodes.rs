@@ -2,7 +2,7 @@
 
 use std::ops::{Index, IndexMut};
 
-pub(super) const GRAIN: u64 = 4096;
+pub(in crate::memory) const GRAIN: u64 = 4096;
 
 pub(super) const NONE: u32 = u32::MAX;
 /// In `list_before`: a live piece.

@@ -33,8 +33,9 @@ impl PinnedPool {
     pub(crate) fn new(handles: &[Arc<DeviceHandle>], settings: &Settings) -> Result<Self> {
         let nodes = Nodes::of(handles);
         let cache = |node| {
-            let settings =
-                Settings { limit: None, on_out_of_memory: None, node: nodes.place(node), ..settings.clone() };
+            // The bounds are for devices' memory. Page-locked memory does not move.
+            let bare = Settings { limit: None, slack: None, on_out_of_memory: None, ..settings.clone() };
+            let settings = Settings { node: nodes.place(node), ..bare };
             // A device near the node. Pinned memory is portable, so any device will do.
             let first = (0..handles.len()).find(|&device| nodes.of_device(device) == node).unwrap_or(0);
             Ok(NodeCache { inner: Mutex::new((first, NodeCache::cache(&handles[first], &settings)?)), settings })

@@ -51,6 +51,46 @@ fn work_on_an_adopted_stream_comes_after_other_codes_and_before_the_scopes_end()
     unsafe { driver.stream_destroy(foreign).unwrap() };
 }
 
+/// A read on the other code's stream carries that code's work along: further reads on other streams come after it, and
+/// its own further work comes after reads that were before.
+#[test]
+fn reads_of_adopted_memory_on_its_stream_are_in_order_with_all() {
+    let gpus = host::machine(&[HostConfig::default()]);
+    let (driver, foreign) = (gpus[0].clone(), gpus[0].stream_create(0).unwrap());
+    let pool = GpuPool::builder().with_drivers(gpus).unwrap();
+    pool.run(|dev, _| {
+        let words = vec![7u32; 8];
+        let address = words.as_ptr().expose_provenance() as u64;
+        // SAFETY: the vector's memory, which the buffer keeps; the stream lives longer than the pool.
+        let (x, stream) = unsafe { (dev.adopt::<u32>(address, 8, words)?, dev.adopt_stream(foreign.0)?) };
+        let (mut a, mut b) = (dev.zeros::<u32>(8)?, dev.zeros::<u32>(8)?);
+        dev.synchronize()?;
+        let (release, held) = channel::<()>();
+        // It stands for a kernel that writes the memory.
+        driver.launch_host(foreign, Box::new(move || held.recv().unwrap_or(()))).unwrap();
+        dev.on(&stream).copy(&x, &mut a)?;
+        dev.copy(&x, &mut b)?;
+        let own = dev.record()?;
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!own.is_complete()?, "it comes after the other code's work");
+        release.send(()).unwrap();
+        dev.synchronize()?;
+        // The other way round: this read is before the last use on that stream, and so before what follows there.
+        let (release, held) = channel::<()>();
+        driver.launch_host(dev.stream.raw, Box::new(move || held.recv().unwrap_or(()))).unwrap();
+        dev.copy(&x, &mut b)?;
+        dev.on(&stream).copy(&x, &mut a)?;
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!driver.stream_query(foreign).unwrap(), "it waits for the read");
+        release.send(()).unwrap();
+        dev.synchronize()
+    })
+    .unwrap();
+    pool.close().unwrap();
+    // SAFETY: nothing uses it any more.
+    unsafe { driver.stream_destroy(foreign).unwrap() };
+}
+
 /// The consumer's stream waits for the producer's work, and the memory's next use for the consumer's.
 #[cfg(feature = "dlpack")]
 #[test]

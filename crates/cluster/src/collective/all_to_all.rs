@@ -73,19 +73,19 @@ fn flow(hier: &HierarchicalCall<'_, '_>, request: &Request, amount: Amount<'_>) 
     let stages: Vec<Arc<PinnedBuffer<u8>>> = told.iter().map(|told| value_of(told)).collect();
     let number = commit.number;
     drop(commit.window);
-    let tag = |index: usize| Tag { number, phase: 0, rail: index as u32 };
+    let tag = |to: usize| Tag { number, phase: 0, rail: across.places[to].device as u32 };
     let receive = |((host, rank), into): ((usize, usize), PinnedBuffer<u8>)| {
         let len = amount(rank, me) * size;
-        Message::Receive { from: hosts[host].host, tag: tag(across.here), into, len }
+        Message::Receive { from: hosts[host].host, tag: tag(me), into, len }
     };
     let mut messages: Vec<Message> = senders.iter().copied().zip(room).map(receive).collect();
     for (host, members) in hosts.iter().enumerate().filter(|(host, _)| *host != across.me) {
         // The members of that process that this one relays for.
-        for (index, &to) in members.ranks.iter().enumerate().skip(across.here).step_by(own.len()) {
+        for &to in members.ranks.iter().skip(across.here).step_by(own.len()) {
             for (stage, &from) in stages.iter().zip(own) {
                 let range = place(amount, from, to, size);
                 if !range.is_empty() {
-                    messages.push(Message::Send { to: hosts[host].host, tag: tag(index), bytes: stage.clone(), range });
+                    messages.push(Message::Send { to: hosts[host].host, tag: tag(to), bytes: stage.clone(), range });
                 }
             }
         }

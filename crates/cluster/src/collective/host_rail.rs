@@ -10,7 +10,7 @@ use super::hierarchical::part;
 use super::plan::{Job, Plan};
 use super::rail::{HostSide, Landed, Rail};
 use crate::internals::*;
-use crate::runtime::{Address, Area, fold_on_host};
+use crate::runtime::{Address, Area, HostMembers, fold_on_host};
 use crate::traits::{Commit, HostTransport, Message, Tag, World};
 use gpu_pool::{DType, Error, PinnedBuffer, ReduceOp, Result};
 use std::{
@@ -47,8 +47,11 @@ pub(super) struct HostRail {
     transport: Arc<dyn HostTransport>,
     world: Arc<dyn World>,
     hosts: Box<[usize]>,
-    here: usize,
+    /// By process: the device of the member on this rail.
+    devices: Box<[u32]>,
+    me: usize,
     members: usize,
+    phase: u32,
     pieces: VecDeque<HostPiece>,
     dtype: DType,
     job: Job,
@@ -139,7 +142,8 @@ impl HostSide for HostRail {
         Vec::new()
     }
 
-    fn committed(&mut self, commit: Commit) -> Result<()> {
+    fn committed(&mut self, commit: Commit, proxied: bool) -> Result<()> {
+        self.phase = if proxied { Tag::PROXIED } else { 0 };
         // Nothing waits on a device: the next collective may go on.
         drop(commit.window);
         self.number = commit.number;
@@ -150,12 +154,17 @@ impl HostSide for HostRail {
 impl HostRail {
     pub fn new(plan: &Plan<'_, '_, '_>, transport: Arc<dyn HostTransport>) -> Self {
         let across = plan.hier.across;
+        // A member without a rail sends and receives nothing.
+        let device =
+            |host: &HostMembers| host.ranks.get(across.here).map_or(0, |&rank| across.places[rank].device as u32);
         HostRail {
             transport,
             world: plan.hier.link.world.clone(),
             hosts: across.hosts.iter().map(|host| host.host).collect(),
-            here: across.here,
+            devices: across.hosts.iter().map(device).collect(),
+            me: across.me,
             members: plan.hier.members(),
+            phase: 0,
             pieces: VecDeque::new(),
             dtype: plan.dtype,
             job: plan.job,
@@ -176,15 +185,20 @@ impl HostRail {
                 0 => (piece.share.to_owners(), &piece.staged, mem::take(&mut piece.parts)),
                 _ => (piece.share.to_all(true), &piece.own, mem::take(&mut piece.all)),
             };
-            let tag = Tag { number: self.number, phase: phase as u32, rail: self.here as u32 };
+            let tag = |to: usize| {
+                let phase = self.phase + phase as u32;
+                Tag { number: self.number, phase, rail: self.devices[to] }
+            };
             for end in ends {
                 match end {
                     End::Send(to, range) => {
-                        sends.push(Message::Send { to: self.hosts[to], tag, bytes: bytes.clone(), range });
+                        let (tag, to) = (tag(to), self.hosts[to]);
+                        sends.push(Message::Send { to, tag, bytes: bytes.clone(), range });
                     }
                     End::Receive(from, range) => {
                         let into = room.remove(&range.start).expect("it was split for these messages");
-                        messages.push(Message::Receive { from: self.hosts[from], tag, into, len: range.len() });
+                        let (tag, from) = (tag(self.me), self.hosts[from]);
+                        messages.push(Message::Receive { from, tag, into, len: range.len() });
                         places.push((phase, range.start));
                     }
                 }

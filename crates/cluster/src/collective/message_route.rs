@@ -14,7 +14,11 @@ use crate::internals::*;
 use crate::runtime::{Access, Area, Gang, Place, StreamCore};
 use crate::traits::{Commit, DeviceTransport, HostTransport, Message, RailCall, RailMessage, Tag};
 use gpu_pool::{Error, PinnedBuffer, Result};
-use std::{sync::Arc, time::Duration};
+use once_cell::unsync::OnceCell;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 pub(super) enum Held {
     Host(Arc<PinnedBuffer<u8>>),
@@ -42,7 +46,7 @@ impl Held {
 }
 
 pub(super) enum MessageRoute {
-    Host { transport: Arc<dyn HostTransport>, peer: usize },
+    Host { transport: Arc<dyn HostTransport>, peer: usize, receiver: u32, deadline: Duration },
     Rail(Rail),
 }
 
@@ -64,9 +68,9 @@ pub(super) struct CancelOn<'a> {
 /// Meets again, for the batch with this number.
 pub(super) type Again<'a> = &'a dyn Fn(usize) -> Result<Commit>;
 
-/// All messages share one rail: their commits' numbers tell them apart. The parts of a message stay in order.
-fn tag(number: u64) -> Tag {
-    Tag { number, phase: 0, rail: 0 }
+/// The tag of messages to a device. The parts of a message stay in order.
+fn tag(number: u64, receiver: u32) -> Tag {
+    Tag { number, phase: Tag::MESSAGES, rail: receiver }
 }
 
 impl MessageRoute {
@@ -75,7 +79,10 @@ impl MessageRoute {
         let peer = if hier.link.world.host() == from.host { to.host } else { from.host };
         let transport = match hier.carrier()? {
             Carrier::Device(transport) => transport,
-            Carrier::Host(transport) => return Ok(MessageRoute::Host { transport, peer }),
+            Carrier::Host(transport) => {
+                let (receiver, deadline) = (to.device as u32, hier.group.device().deadline());
+                return Ok(MessageRoute::Host { transport, peer, receiver, deadline });
+            }
         };
         let devices = hier.link.world.devices();
         let ordinal = if to.device < devices[from.host] { to.device } else { from.device };
@@ -126,15 +133,21 @@ impl MessageRoute {
     ) -> Result<()> {
         drop(first.window);
         match self {
-            MessageRoute::Host { transport, peer } => {
+            MessageRoute::Host { transport, peer, receiver, deadline } => {
+                let tag = tag(first.number, *receiver);
                 let message = |held| match held {
-                    Held::Host(bytes) => {
-                        Some(Message::Send { to: *peer, tag: tag(first.number), range: 0..bytes.len(), bytes })
-                    }
+                    Held::Host(bytes) => Some(Message::Send { to: *peer, tag, range: 0..bytes.len(), bytes }),
                     Held::Device(_) => None,
                 };
                 let messages = batches.into_iter().flatten().filter_map(message).collect();
-                transport.exchange(messages, cancel_on.lost).map(drop)
+                let failed = OnceCell::new();
+                // A receiver that has no memory for it never comes.
+                let given_up = || {
+                    let (_, cause) = cancel_on.gang.cause()?;
+                    let since: &Instant = failed.get_or_init(Instant::now);
+                    (since.elapsed() >= *deadline).then_some(cause)
+                };
+                transport.exchange(messages, &|| (cancel_on.lost)().or_else(given_up)).map(drop)
             }
             MessageRoute::Rail(rail) => {
                 // Else the library would make the context of GPU 0 on this thread.
@@ -184,13 +197,13 @@ impl MessageRoute {
         again: Again<'_>,
     ) -> Result<Vec<Held>> {
         match self {
-            MessageRoute::Host { transport, peer } => {
+            MessageRoute::Host { transport, peer, receiver, .. } => {
                 let into = |held| match held {
                     Held::Host(into) => Arc::into_inner(into).map(|into| (into.len(), into)),
                     Held::Device(_) => None,
                 };
                 let room: Vec<_> = room.into_iter().filter_map(into).collect();
-                let message = |(len, into)| Message::Receive { from: *peer, tag: tag(first), into, len };
+                let message = |(len, into)| Message::Receive { from: *peer, tag: tag(first, *receiver), into, len };
                 let arrived = transport.exchange(room.into_iter().map(message).collect(), &|| hier.lost())?;
                 let held = arrived.into_iter().filter_map(|message| match message {
                     Message::Receive { into, .. } => Some(Held::Host(Arc::new(into))),
@@ -221,13 +234,14 @@ impl Rail {
             bytes: area.bytes.len(),
         };
         let (messages, stream): (Vec<_>, _) = (uses.iter().map(message).collect(), &self.proxy_stream);
-        relay::with_memory(stream, "message", &uses, &uses, || {
+        let submitted = relay::with_memory(stream, "message", &uses, &uses, || {
             // SAFETY: the memory is the rail's device's or page-locked, and its use is ordered and noted. The other
             // process submits the same messages: both have committed them.
             let done = unsafe { relay::submit(&*self.transport, stream, "message", &RailCall::Messages(&messages)) };
             drop(commit.window);
             done
-        })
+        });
+        submitted.map_err(|error| self.transport.broken(error))
     }
 
     /// Waits until the messages have gone: the scope's end waits for the sender's thread, and so for them. The receiver

@@ -167,7 +167,7 @@ impl<R: HostSide> ProxyTask<R> {
             proxied: true,
             note: self.rail.note(),
         })?;
-        self.rail.committed(commit)?;
+        self.rail.committed(commit, true)?;
         while let Some(piece) = self.rail.carry_next()? {
             self.handle.advance();
             self.give(Ok(Some(piece)));

@@ -49,7 +49,8 @@ pub(super) trait HostSide: Rail<Piece: Send> + Send + 'static {
     /// This member's note to all processes at the meeting.
     fn note(&self) -> Vec<u8>;
 
-    fn committed(&mut self, commit: Commit) -> Result<()>;
+    /// `proxied`: as it is told in the [`Arrival`](crate::traits::Arrival).
+    fn committed(&mut self, commit: Commit, proxied: bool) -> Result<()>;
 
     /// [`Rail::meet`] of such a rail.
     fn meet_here(&mut self, plan: &Plan<'_, '_, '_>) -> Result<()> {
@@ -57,7 +58,7 @@ pub(super) trait HostSide: Rail<Piece: Send> + Send + 'static {
         let note = Payload::Value(Contained::new(Box::new(self.note())));
         let (_, commit) =
             plan.hier.meet(note, |told| told.iter().flat_map(|told| value_of::<Vec<u8>>(told)).collect())?;
-        plan.hier.done(self.committed(commit))
+        plan.hier.done(self.committed(commit, false))
     }
 }
 

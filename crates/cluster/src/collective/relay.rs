@@ -69,6 +69,11 @@ impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
         unsafe { submit(&*self.transport, self.stream(), self.hier.call.op, call) }
     }
 
+    /// What follows a commit has failed, with or without the transport. The others count on it, so their calls end, too.
+    pub fn told<R>(&self, done: Result<R>) -> Result<R> {
+        done.map_err(|error| self.transport.broken(error))
+    }
+
     pub fn load(&self, messages: Vec<RailMessage>) -> Result<Load> {
         if self.proxy_stream.is_none() || messages.is_empty() {
             return Ok(Load { messages, host_copy: None });
@@ -143,7 +148,7 @@ impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
         }
         access.reserve()?;
         let (_, commit) = self.hier.meet(Payload::Nothing, |_| Vec::new())?;
-        let sent = self.send(&load);
+        let sent = self.told(self.send(&load));
         drop(commit.window);
         self.hier.finish(access, sent)
     }

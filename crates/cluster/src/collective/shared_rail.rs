@@ -178,7 +178,7 @@ impl HostSide for SharedRail {
         self.rail.map_or(Vec::new(), |rail| [rail as u64, self.own.at].map(u64::to_le_bytes).concat())
     }
 
-    fn committed(&mut self, commit: Commit) -> Result<()> {
+    fn committed(&mut self, commit: Commit, _proxied: bool) -> Result<()> {
         drop(commit.window);
         let Some(rail) = self.rail else { return Ok(()) };
         let begins = |note: &Vec<u8>| {

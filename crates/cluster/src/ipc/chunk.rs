@@ -22,8 +22,8 @@ pub(super) struct Chunk {
 #[derive(Default)]
 pub(super) struct Loans {
     pub held: Vec<u32>,
-    /// An importer that has ended without a word.
-    pub lost: Option<u32>,
+    /// Importers that have ended without a word, and of which nobody was told.
+    pub lost: Vec<u32>,
 }
 
 /// An importer's share of a chunk: keeps the memory mapped.
@@ -42,12 +42,8 @@ impl Chunk {
 
     /// Others may access the memory like this from now on: see [`Lending::lend`].
     pub fn lend(&self, access: Access) -> bool {
-        let mut loans = self.loans.lock();
-        let lent = self.lending.lend(access);
-        if lent {
-            loans.lost = None;
-        }
-        lent
+        let _loans = self.loans.lock();
+        self.lending.lend(access)
     }
 
     pub fn begin(&self, importer: u32) {
@@ -59,9 +55,7 @@ impl Chunk {
         if let Some(at) = loans.held.iter().position(|held| Some(*held) == importer) {
             loans.held.swap_remove(at);
         }
-        if lost {
-            loans.lost = importer;
-        }
+        loans.lost.extend(importer.filter(|_| lost));
         self.lending.give_back();
         self.changed.notify_all();
     }

@@ -148,14 +148,15 @@ fn ask_once(ipc: &IpcBuffer, socket: UnixStream, wait: &dyn Fn() -> Result<()>) 
     if Process::of(pid).map_err(|why| no_room(&why))? != Some(ipc.process) {
         return Err(lost(ipc, &format!("has ended, and process {pid} has its socket's name")));
     }
-    if socket::send(&socket, bytemuck::bytes_of(&Request::new(ipc.id, ipc.key)), None).is_err() {
+    // From here on a grant may come at any time.
+    let lease = Lease(socket);
+    if socket::send(&lease.0, bytemuck::bytes_of(&Request::new(ipc.id, ipc.key)), None).is_err() {
         return Ok(None);
     }
-    while !socket::poll(&[socket.as_fd()], Some(TICK))[0] {
+    while !socket::poll(&[lease.0.as_fd()], Some(TICK))[0] {
         wait()?;
     }
     let mut frame = [0; size_of::<Reply>()];
-    let lease = Lease(socket);
     let (got, mut memory) = match socket::receive(&lease.0, &mut frame, RecvFlags::DONTWAIT) {
         Ok((0, _)) => return Ok(None),
         Err(why) if why.kind() == io::ErrorKind::Other => {

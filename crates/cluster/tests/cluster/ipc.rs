@@ -224,6 +224,21 @@ on_both! {
             assert_eq!(dev.download(&x)?[..3], [0.0, 2.0, 4.0]);
             Ok(())
         });
+        // A new export does not hide it.
+        let other = Mutex::new(Other::new(&format!("{} hold", kind(gpus))));
+        gpus.run(1, |dev| {
+            let mut other = other.lock().unwrap();
+            let x = exported(dev, &numbers(1000))?;
+            other.tell(&serde_json::to_string(&x.export()?).unwrap());
+            assert_eq!(other.hear(), "has it");
+            let pid = other.process.id() as usize;
+            other.kill();
+            std::thread::sleep(Duration::from_millis(300));
+            let _again = x.export()?;
+            let lost = dev.wait_released(&x, LONG);
+            assert!(matches!(lost, Err(Error::HostLost { host, .. }) if host == pid), "{lost:?}");
+            x.withdraw()
+        });
     }
 
     1: fn an_exporter_that_is_killed_leaves_its_memory_to_the_importer(gpus) {

@@ -1,9 +1,11 @@
 //! What happens when a process fails, calls something else, does not come, or is lost; and scopes of several threads.
 
 use crate::loopback::Hosts;
-use gpu_pool::{Device, Error, ReduceOp, Result};
+use gpu_pool::{Builder, Device, Error, ReduceOp, Result};
+use gpu_pool_cluster::extend::{HostTransport, Message, Transport};
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use parking_lot::Mutex;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 fn works(hosts: &Hosts) {
     let found = hosts.all(|dev| {
@@ -37,6 +39,69 @@ fn a_failed_closure_fails_all_processes_and_leaves_the_cluster_usable() {
         }
         works(&hosts);
     }
+}
+
+/// Process 1 has committed a sum between devices and then cannot launch its part. The others' calls end.
+#[test]
+fn a_launch_that_fails_behind_a_commit_ends_the_others_calls() {
+    crate::user_code::guarded(|| {
+        let plan = FaultPlan::new().on(FaultRule::new(Injected::Error).op(FaultOp::Launch).from(2)).paused();
+        let (second, built) = (plan.clone(), std::cell::Cell::new(0));
+        let hosts = Hosts::on_devices_with(&[1, 1], |builder| match built.replace(built.get() + 1) {
+            1 => builder.faults(second.clone()),
+            _ => builder,
+        });
+        let found = hosts.run(|dev| {
+            let mut x = dev.upload(&[1.0f32; 300])?;
+            dev.synchronize()?;
+            if dev.world()?.rank() == 1 {
+                plan.resume();
+            }
+            dev.world()?.all_reduce(&mut x, ReduceOp::Max)?;
+            dev.download(&x).map(drop)
+        });
+        plan.pause();
+        assert!(found.iter().all(Result::is_err), "{found:?}");
+        assert!(!hosts.mails[1].calls.lock().is_empty(), "it was committed");
+        assert!(hosts.mails[1].failure.cause().is_some());
+    });
+}
+
+/// No room for messages that nobody takes; and no memory where they are to be taken.
+struct Full;
+
+impl HostTransport for Full {
+    fn name(&self) -> &'static str {
+        "full"
+    }
+
+    fn exchange(&self, messages: Vec<Message>, lost: &dyn Fn() -> Option<Error>) -> Result<Vec<Message>> {
+        if messages.iter().any(|message| matches!(message, Message::Receive { .. })) {
+            return Err(Error::custom("no memory"));
+        }
+        loop {
+            lost().map_or(Ok(()), Err)?;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// The sender's scope ends, though its message never goes.
+#[test]
+fn a_receiver_that_fails_behind_the_meeting_holds_no_sender() {
+    crate::user_code::guarded(|| {
+        let set = |builder: Builder| builder.timeout(Duration::from_millis(500));
+        let hosts = Hosts::over(&[1, 1], set, |_, _| (Transport::Host(Arc::new(Full)), None));
+        let found = hosts.run(|dev| {
+            let world = dev.world()?;
+            match world.rank() {
+                0 => world.send(&dev.zeros::<f32>(1 << 20)?, 1),
+                _ => world.recv(&mut dev.zeros::<f32>(1 << 20)?, 0),
+            }
+        });
+        let told: Vec<String> = found.into_iter().map(|found| found.unwrap_err().to_string()).collect();
+        assert!(told.iter().all(|told| told.contains("no memory")), "{told:?}");
+    });
 }
 
 /// Once the next scope of the host that had failed met the one that the others were in.

@@ -75,7 +75,7 @@ fn is_flat(hosts: &Hosts, before: &[u64]) {
 }
 
 /// Fails if `f` hangs.
-fn guarded(f: impl FnOnce() + Send + 'static) {
+pub fn guarded(f: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel();
     let thread = thread::spawn(move || {
         f();

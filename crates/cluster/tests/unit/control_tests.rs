@@ -72,6 +72,16 @@ fn each<R: Send>(worlds: &[Arc<dyn World>], f: impl Fn(usize, &Arc<dyn World>) -
     })
 }
 
+/// The links are measured by a pool of the process alone: it does not join twice.
+#[test]
+fn a_pool_that_measures_its_devices_joins_once() {
+    let cluster = cluster(port(), 0, 1, "x");
+    use crate::prelude::*;
+    let pool = gpu_pool::GpuPool::builder().host(2).weights_measured().cluster(cluster).build().unwrap();
+    let lens = pool.run(|dev, shard| dev.world()?.exchange_serde(&shard.range(1000).len())).unwrap();
+    assert!(lens.iter().all(|lens| lens.iter().sum::<usize>() == 1000), "{lens:?}");
+}
+
 #[test]
 fn processes_meet_and_a_failed_scope_leaves_the_next_one() {
     let worlds = worlds(2);

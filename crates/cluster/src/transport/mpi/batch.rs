@@ -18,7 +18,7 @@ pub(super) struct Channel {
 /// How tags become MPI's tags, which are numbers up to a bound.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tags {
-    /// Bits for a collective's number. It wraps: collectives of one rail are so many apart at most.
+    /// Bits for a collective's number. It wraps: see [`Tag::rail`].
     bits: u32,
 }
 

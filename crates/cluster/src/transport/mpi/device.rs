@@ -92,6 +92,10 @@ impl DeviceTransport for DeviceMpi {
         carried.map_err(|error| self.failure.set(&error))
     }
 
+    fn broken(&self, error: Error) -> Error {
+        self.failure.set(&error)
+    }
+
     fn failed(&self, _: usize) -> Option<Error> {
         self.failure.cause()
     }

@@ -164,7 +164,10 @@ impl DeviceTransport for DeviceMail {
     }
 
     fn broken(&self, error: Error) -> Error {
-        self.failure.set(&error)
+        let cause = self.failure.set(&error);
+        self.hub.state.lock().lost.get_or_insert(self.host);
+        self.hub.changed.notify_all();
+        cause
     }
 
     fn can(&self, dtype: DType, reduce: ReduceOp) -> bool {
