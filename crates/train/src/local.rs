@@ -146,7 +146,8 @@ impl<T: Parameter> LocalOptimizer<T> {
     ///
     /// Returns the norm before it is clipped: one number on the device. None if the optimizer does not
     /// [clip](Optimizer::clip). (`clip(f32::MAX.into())` computes the norm and changes nothing.) If the norm is not
-    /// finite, the step changes nothing.
+    /// finite, the step changes nothing but the number of [steps](Self::steps), which the next one's corrections and
+    /// schedules follow.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for other lengths than at the start, memory that begins at no multiple of 16 bytes,
@@ -296,6 +297,16 @@ impl<T: Parameter> LocalOptimizer<T> {
             return Err(Error::invalid(OP, format_args!("no number of steps for `{name}`")));
         };
         self.groups.iter().try_for_each(|group| group.optimizer.check_step(steps))?;
+        let kept = |kind: usize, i: usize| self.own.get(i).is_some_and(|own| own.kept[kind].is_some());
+        let foreign = from.names().find(|tensor| {
+            let of = |kind: &&str| tensor.strip_prefix(&*named(name, &format!("{kind}."))).map(str::to_owned);
+            let known = KINDS.iter().enumerate().find_map(|(at, kind)| Some((at, of(&kind)?)));
+            known.is_some_and(|(kind, i)| i.parse().is_ok_and(|i| !kept(kind, i)))
+        });
+        if let Some(foreign) = foreign {
+            let why = format_args!("`{foreign}` is of more parameters, or of another kind of optimizer");
+            return Err(Error::invalid(OP, why));
+        }
         let (dev, mut parts) = (group.device(), Vec::with_capacity(self.own.len()));
         for (i, (own, cut)) in self.own.iter().zip(cuts).enumerate() {
             for (kind, x) in KINDS.iter().zip(&own.kept) {

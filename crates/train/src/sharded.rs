@@ -145,7 +145,8 @@ impl<T: Parameter> ShardedOptimizer<T> {
     ///
     /// Returns the norm of all gradients, before it is clipped: one number on the device, with the same bits on all.
     /// None if the optimizer does not [clip](Optimizer::clip). (`clip(f32::MAX.into())` computes the norm and changes
-    /// nothing.) If the norm is not finite, the step changes nothing; without clipping it is not computed.
+    /// nothing.) If the norm is not finite, the step changes nothing but the number of
+    /// steps, which the next one's corrections and schedules follow; without clipping it is not computed.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for other lengths than at the start, memory that begins at no multiple of 16 bytes,

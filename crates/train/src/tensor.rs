@@ -128,6 +128,7 @@ impl Wide {
         piece: &DeviceBuffer<T>,
         sum: &mut impl AsViewMut<Elem = T>,
     ) -> Result<()> {
+        let sum = &mut sum.view_mut();
         if !Self::is_for::<T>() || piece.is_empty() {
             return dev.add_in_place(sum, piece);
         }
@@ -135,7 +136,16 @@ impl Wide {
             Some(wide) => wide,
             none => none.insert([dev.zeros(wide_len(piece.len()))?, dev.zeros(1)?]),
         };
-        add_up(dev, piece.view(), sum.view_mut().view(), wide.each_ref())
+        // The caller may have put another buffer in the gradient's place.
+        let lens = [sum.len(), wide[0].len()];
+        let fits = lens == [piece.len(), wide_len(piece.len())];
+        invalid_if!(!fits, "accumulate", "a gradient of {} elements, where {} are added", lens[0], piece.len());
+        add_up(dev, piece.view(), sum.view(), wide.each_ref())
+    }
+
+    /// The gradient begins anew. Its old sum could round to the new value by chance; what is no number never does.
+    fn forget(&mut self, dev: &Device) -> Result<()> {
+        self.0.as_mut().map_or(Ok(()), |[wide, _]| dev.fill(wide, f32::NAN))
     }
 }
 
@@ -145,7 +155,11 @@ fn put<T: Float + Element>(
     (sum, wide): (&mut DeviceBuffer<T>, &mut Wide),
     add: bool,
 ) -> Result<()> {
-    if add { wide.add(dev, value, sum) } else { dev.copy(value, sum) }
+    if add {
+        return wide.add(dev, value, sum);
+    }
+    wide.forget(dev)?;
+    dev.copy(value, sum)
 }
 
 #[track_caller]

@@ -48,6 +48,8 @@ struct Found<T> {
 }
 
 struct OfGroup<T> {
+    /// After a NaN, groups of a cluster may have made other numbers of steps.
+    steps: u64,
     parameters: Vec<Vec<T>>,
     state: [Vec<Vec<f32>>; 3],
 }
@@ -151,6 +153,10 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         checkpoint.note(STEPS, self.steps);
         for (group, places) in self.groups.places.iter().enumerate() {
             let prefix = self.groups.prefix(group);
+            if self.groups.places.len() > 1 {
+                let device = self.groups.of.iter().position(|of| *of == group).expect("a group has a device");
+                checkpoint.note(&format!("{STEPS}.{group}"), outcomes[device].steps);
+            }
             let members = || self.groups.of.iter().zip(&all).filter(|(of, _)| **of == group).map(|(_, own)| own);
             let parameters = members().find_map(|own| own.parameters.as_ref()).expect("a group has a first device");
             for (i, (x, (bucket, place))) in parameters.iter().zip(places).enumerate() {
@@ -211,7 +217,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
                 }
             }
             tensors += parameters.len() + state.iter().map(Vec::len).sum::<usize>();
-            found.push(OfGroup { parameters, state });
+            let own = checkpoint.noted(&format!("{STEPS}.{group}")).and_then(|steps| steps.parse().ok());
+            found.push(OfGroup { steps: own.unwrap_or(steps), parameters, state });
         }
         // More than that is of another kind of optimizer, or of more groups or parameters.
         if checkpoint.noted(TENSORS) != Some(tensors.to_string().as_str()) {
@@ -229,8 +236,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         let groups = &self.groups.clone();
         let terms: Vec<String> = match &found {
             _ if !groups.spans => Vec::new(),
-            Ok(Found { steps, groups }) => {
-                let terms = |own: &OfGroup<T>| format!("load(step {steps}, checksum {:016x})", own.checksum());
+            Ok(Found { groups, .. }) => {
+                let terms = |own: &OfGroup<T>| format!("load(step {}, checksum {:016x})", own.steps, own.checksum());
                 groups.iter().map(terms).collect()
             }
             Err(error) => vec![format!("load, which failed: {error}"); groups.places.len()],
@@ -253,8 +260,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
                     return Ok(differs);
                 }
             }
-            let Ok(Found { steps, groups }) = &found else { return Ok(None) };
-            let OfGroup { parameters, state } = &groups[at];
+            let Ok(Found { groups, .. }) = &found else { return Ok(None) };
+            let OfGroup { steps, parameters, state } = &groups[at];
             replace(dev, replica, parameters, state, *steps)?;
             Ok(None)
         })?;

@@ -4,10 +4,12 @@
 //! Invariant: both give the same bits. They differ only in what buckets hold afterwards.
 
 use super::parts::chunks;
-use crate::runtime::{Access, CHUNK, Call, DeviceInternals, ExchangeInternals, Extent, GroupInternals, Layout, area};
+use crate::runtime::{
+    Access, CHUNK, Call, DeviceInternals, ErrorInternals, ExchangeInternals, Extent, GroupInternals, Layout, area,
+};
 use crate::sharded::kernels::{self, Buckets, PIECE};
 use crate::update::{Moments, Parameter, Rule};
-use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, DeviceView, Result, gradients::GradientExchange};
+use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, DeviceView, Error, Result, gradients::GradientExchange};
 use std::{marker::PhantomData, ops::Range, sync::Arc};
 
 type Address = u64;
@@ -15,6 +17,8 @@ type Address = u64;
 const OP: &str = "sharded_step";
 
 pub(super) struct Together {
+    /// Where the members were told that the own parameters are.
+    told: Arc<[Address]>,
     /// The table of the kernel, and what is in it: addresses change seldom.
     pieces: DeviceBuffer<u64>,
     table: Vec<u64>,
@@ -81,6 +85,7 @@ impl Together {
         Ok(Some(Together {
             pieces: dev.zeros(pieces(exchange.layout(), &parts) * (PIECE + group.count()))?,
             table: Vec::new(),
+            told: Arc::default(),
             own: chunks_of(group.rank()),
             largest: (0..group.count()).map(chunks_of).max().unwrap_or(0),
             chunks: all,
@@ -95,8 +100,8 @@ impl Together {
         moments: &[Moments<'_>],
         parameters: &[&mut DeviceBuffer<T>],
     ) -> Result<()> {
-        let addresses: Arc<[Address]> = parameters.iter().map(|parameter| parameter.view().address()).collect();
-        let all = exchange.group(dev, OP)?.exchange_from(exchange.origin(), addresses)?;
+        self.told = parameters.iter().map(|parameter| parameter.view().address()).collect();
+        let all = exchange.group(dev, OP)?.exchange_from(exchange.origin(), self.told.clone())?;
         let address = |memory: Option<DeviceView<'_, f32>>| memory.map_or(0, |memory| memory.address());
         let own = |(bucket, moments): (usize, &Moments<'_>)| Own {
             part: exchange.part(bucket),
@@ -126,6 +131,9 @@ impl Together {
         parameters: &mut [&mut DeviceBuffer<T>],
     ) -> Result<()> {
         let group = exchange.group(dev, OP)?;
+        // All members' kernels write to the first answer; only the memory of the second one is held and ordered.
+        let same = parameters.iter().map(|parameter| parameter.view().address()).eq(self.told.iter().copied());
+        invalid_if!(!same, OP, "`Model::parameters` gave other buffers a moment before");
         let kernel = Buckets::<T> {
             rule,
             graph_rule,

@@ -94,6 +94,9 @@ impl<T: Float + Element> LinearPart<T> {
         if self.outputs == 0 {
             return Ok(());
         }
+        if !add {
+            self.wide.iter_mut().try_for_each(|wide| wide.forget(dev))?;
+        }
         if rows > 0 {
             let (x, dy) = (Matrix::new(&x, rows, self.inputs)?, Matrix::new(&dy, rows, self.outputs)?);
             if add && Wide::is_for::<T>() {

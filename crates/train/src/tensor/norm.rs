@@ -1,9 +1,9 @@
 //! Norms with sequence parallel: each member normalizes its own rows.
 
 use super::{Wide, overlapped, put};
-use crate::runtime::{OpSite, check_eps};
+use crate::runtime::{ErrorInternals, OpSite, check_eps};
 use crate::{NormSaved, prelude::*};
-use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, Element, Group, ReduceOp, Result, kernel::Float};
+use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, Element, Error, Group, ReduceOp, Result, kernel::Float};
 
 /// Layer norm or RMS norm of the rows that a member has, with weights that all members have (Korthikanti et al., 2022).
 ///
@@ -34,6 +34,8 @@ impl<T: Float + Element> SequenceNorm<T> {
     #[track_caller]
     pub fn layer(dev: &Device, gamma: &[T], beta: &[T], eps: T::Acc) -> Result<Self> {
         let _here = OpSite::here("SequenceNorm::layer");
+        let lens = (gamma.len(), beta.len());
+        invalid_if!(lens.0 != lens.1, "SequenceNorm::layer", "{} elements of gamma, and {} of beta", lens.0, lens.1);
         let norm = Self::rms(dev, gamma, eps)?;
         Ok(SequenceNorm { beta: Some(dev.upload(beta)?), beta_gradient: Some(dev.zeros(beta.len())?), ..norm })
     }

@@ -4,7 +4,7 @@ use crate::fleet::{Fleet, free_port, pool, say};
 #[cfg(feature = "cuda")]
 use crate::{fleet::GPU_VARIABLES, support::cuda_devices};
 use gpu_pool::{Builder, Device, DeviceBuffer, Error, ReduceOp, error::WorldCall};
-use gpu_pool_cluster::Cluster;
+use gpu_pool_cluster::{Cluster, prelude::*};
 use gpu_pool_train::{Checkpoint, DataParallel, Model, Optimizer, ShardedOptimizer, ShardedState};
 use std::{fs, path::Path};
 
@@ -145,4 +145,35 @@ fn cuda_one_process_writes_and_all_have_the_same() {
         return println!("skipped: no CUDA device");
     }
     checkpoints("cuda1", "checkpoint-cuda", &GPU_VARIABLES);
+}
+
+/// After a NaN in one of them, groups of a cluster have other numbers of steps, and a checkpoint has all numbers.
+#[test]
+fn groups_go_on_from_their_own_steps() {
+    let model = || {
+        let cluster = Cluster::tcp(&format!("127.0.0.1:{}", free_port()), 0, 1, "").unwrap();
+        let pool = gpu_pool::GpuPool::builder().host(2).cluster(cluster).build().unwrap();
+        let build = |dev: &Device| Ok(One(dev.upload(&vec![1.0; LEN])?));
+        let optimizer = Optimizer::adam(0.25);
+        (DataParallel::new_in(&pool, |dev| dev.group(&[dev.rank()]), optimizer, build).unwrap(), pool)
+    };
+    let step = |model: &mut DataParallel<One>, nan: bool| {
+        model.step(2, |dev, _, _, gradients| {
+            let value = if nan && dev.index() == 1 { f32::NAN } else { 1.0 + dev.index() as f32 };
+            gradients.write(0, |g| dev.fill(g, value))
+        })
+    };
+    let (mut first, _pool) = model();
+    step(&mut first, false).unwrap();
+    step(&mut first, true).unwrap();
+    let error = step(&mut first, false).unwrap_err();
+    assert!(matches!(error, Error::NotFinite { .. }), "{error}");
+    let saved = first.checkpoint().unwrap();
+    let (mut second, _pool) = model();
+    second.restore(&saved).unwrap();
+    for _ in 0..3 {
+        step(&mut first, false).unwrap();
+        step(&mut second, false).unwrap();
+        assert!(weights(&mut first).unwrap() == weights(&mut second).unwrap());
+    }
 }

@@ -310,3 +310,33 @@ fn sections_have_their_names_behind_a_prefix() {
     loaded.insert_section("b.", section);
     assert_eq!(loaded.tensor::<f32>("b.x").unwrap(), [1.0, 2.0]);
 }
+
+/// As `DataParallel` and `ShardedOptimizer` refuse them.
+#[test]
+fn a_state_of_another_optimizer_is_refused() {
+    Gpus::software()
+        .pool(1)
+        .run(|dev, _| {
+            let group = dev.group(&[0])?;
+            let made = |optimizer: Optimizer, sizes: &[usize]| {
+                let mut own = LocalOptimizer::<f32>::new(dev, &[ParameterGroup::new(optimizer, sizes)])?;
+                let grads = sizes.iter().map(|&n| dev.zeros::<f32>(n)).collect::<Result<Vec<_>>>()?;
+                let mut weights = sizes.iter().map(|&n| dev.zeros::<f32>(n)).collect::<Result<Vec<_>>>()?;
+                own.step(dev, &grads, &mut weights)?;
+                Ok::<_, Error>(own)
+            };
+            let cuts = |sizes: &[usize]| sizes.iter().map(|&n| Cut::whole(&[n])).collect::<Vec<_>>();
+            let (adam, momentum) = (Optimizer::adam(0.1), Optimizer::sgd(0.1).momentum(0.9));
+            let mut saved = Checkpoint::new();
+            made(adam, &[3, 4, 5])?.save(&group, &mut saved, "own", &cuts(&[3, 4, 5]))?;
+            made(momentum, &[7])?.save(&group, &mut saved, "other", &cuts(&[7]))?;
+            for (optimizer, sizes) in
+                [(momentum, &[3, 4, 5][..]), (Optimizer::sgd(0.1), &[3, 4, 5]), (adam, &[3, 4]), (adam, &[3])]
+            {
+                let error = failure(made(optimizer, sizes)?.load(&group, &saved, "own", &cuts(sizes)));
+                assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+            }
+            made(adam, &[3, 4, 5])?.load(&group, &saved, "own", &cuts(&[3, 4, 5]))
+        })
+        .unwrap();
+}

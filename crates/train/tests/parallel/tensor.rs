@@ -413,6 +413,46 @@ crate::on_both! {
         ones(gpus, f16::from_f64, 2048.0);
     }
 
+    // The sum in f32 of a step says nothing of the next one, though its first piece may be the old sum, rounded.
+    1: fn gradients_of_half_types_begin_anew(gpus) {
+        let found = gpus.pool(1).run(|dev, _| {
+            let (group, of) = (everyone(dev)?, bf16::from_f64);
+            let mut column = ColumnLinear::new(&group, &[of(1.0)], &[of(1.0)])?;
+            let mut embedding = VocabularyEmbedding::new(&group, &[of(1.0)], 1)?;
+            let (one, small) = (dev.upload(&[of(1.0)])?, dev.upload(&[of(0.001_953_125)])?);
+            let words = Indices::new(&group, &[0], 1)?;
+            let mut seen = Vec::new();
+            for _ in 0..5 {
+                for (dy, add) in [(&one, false), (&small, true)] {
+                    column.backward(&group, &one, dy, 1, add)?;
+                    embedding.backward(&group, &words, dy, add)?;
+                }
+                let part = &column.part;
+                for buffer in [&part.weight_gradient, &part.bias_gradient, &embedding.gradient] {
+                    seen.push(dev.download(buffer)?[0]);
+                }
+            }
+            Ok(seen)
+        });
+        assert_eq!(found.unwrap(), [[bf16::from_f64(1.0); 15]]);
+    }
+
+    1: fn gradients_of_another_length_are_refused(gpus) {
+        gpus.run(1, |dev| {
+            let (group, one) = (everyone(dev)?, bf16::from_f64(1.0));
+            let mut norm = SequenceNorm::rms(dev, &[one; 8], 1e-5)?;
+            let x = dev.upload(&[one; 8])?;
+            let (_, saved) = norm.forward(dev, &x)?;
+            norm.backward(&group, &x, &saved, &x, true)?;
+            norm.gamma_gradient = dev.zeros(4096)?;
+            let error = crate::support::failure(norm.backward(&group, &x, &saved, &x, true));
+            assert!(matches!(error, gpu_pool::Error::InvalidArgument { .. }), "{error}");
+            let error = crate::support::failure(SequenceNorm::layer(dev, &[one; 8], &[one; 4], 1e-5));
+            assert!(matches!(error, gpu_pool::Error::InvalidArgument { .. }), "{error}");
+            Ok(())
+        });
+    }
+
     // Also fewer rows than devices. Rows are normalized alone, so they have the bits of one device.
     4: fn norms_of_own_rows(gpus) {
         let cols = 6;
