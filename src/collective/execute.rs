@@ -74,7 +74,9 @@ pub(super) fn execute(
                 area => (None, area.as_ref().map(RecvScratch::of)),
             };
             let exposed = Exposed { stage, scratch, ..request.expose(ready) };
-            let met = meeting.meet(request.call.clone(), Payload::Memory(exposed), false)?;
+            let number = meeting.next_number();
+            let met = meeting.meet(request.call.clone(), Payload::Memory(exposed), false);
+            let met = met.inspect_err(|_| _ = meeting.keep_if_committed(number, blocks().cloned()))?;
             (Descriptors::Full(met), None)
         }
     };

@@ -38,7 +38,7 @@ impl Meetings {
         site: Site,
         launch: impl FnOnce() -> Result<()>,
         note: impl FnOnce(),
-        blocks: impl Iterator<Item = &'b BlockRef>,
+        blocks: impl Iterator<Item = &'b BlockRef> + Clone,
     ) -> Result<()> {
         let (dev, place) = (meeting.dev, meeting.dev.session.gang.place());
         let Some(pad) = dev.worker.shared.signals.get() else {
@@ -54,7 +54,7 @@ impl Meetings {
         let number = meeting.next_number();
         meeting
             .meet_compact(own, &call, true)
-            .inspect_err(|_| meeting.skip_launch(number, owed, std::iter::empty()))?;
+            .inspect_err(|_| meeting.skip_launch(number, owed, blocks.clone().cloned()))?;
         let window = LaunchWindow::of(dev);
         let launched = launch();
         drop(window);

@@ -37,7 +37,7 @@ impl<T: Gradient> GradientExchange<T> {
     }
 
     /// A gradient: the result of all members after [`finish`](Self::finish), this member's own before. (In half types
-    /// it is zero after a step that exchanged nothing: the sum is in `f32`, apart.)
+    /// it is zero after a step that exchanged nothing: the sum is in `f32`, apart. Lent memory has its own sum.)
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when there is no such gradient, or it is being exchanged.
@@ -64,7 +64,7 @@ impl<T: Gradient> GradientExchange<T> {
     }
 
     /// Whether a gradient has a value from steps that exchanged nothing. Then the backward pass adds to it. (In half
-    /// types it may also write it: the value is apart.)
+    /// types it may also write it: the value is apart, unless the memory is [lent](Self::lend).)
     pub fn holds(&self, gradient: usize) -> bool {
         matches!(self.readiness.check("holds", gradient), Ok(State::Held))
     }

@@ -166,7 +166,8 @@ impl<T: Gradient> GradientExchange<T> {
         invalid_if!(!self.sync, "finish_bucket", "this step exchanges nothing (`set_sync`)");
         self.close(dev).inspect_err(|_| self.broken = true)?;
         self.land(dev, bucket).inspect_err(|_| self.broken = true)?;
-        if let Some(reduced) = self.reduced[bucket].take() {
+        // `finish` waits for it, too: it may be on another stream.
+        if let Some(reduced) = self.reduced[bucket].clone() {
             dev.wait(&reduced).inspect_err(|_| self.broken = true)?;
             self.readiness.over(bucket, &self.layout);
         }
@@ -219,7 +220,9 @@ impl<T: Gradient> GradientExchange<T> {
         for bucket in (0..self.buckets()).rev() {
             let priority = self.settings.priority(bucket);
             if let Some(reduced) = self.reduced[bucket].take().filter(|_| !waited.contains(&priority)) {
-                dev.wait(&reduced)?;
+                if !dev.stream.comes_after(&reduced.0.stream, reduced.0.covered) {
+                    dev.wait(&reduced)?;
+                }
                 waited.push(priority);
             }
         }
@@ -266,7 +269,7 @@ impl<T: Gradient> GradientExchange<T> {
         }
         self.unused.clear();
         let nobodys = |gradient: &usize| all.iter().all(|report| !report.used[*gradient]);
-        self.unused.extend((0..self.sizes.len()).filter(nobodys));
+        self.unused.extend((0..self.sizes.len()).filter(|gradient| self.settings.find_unused && nobodys(gradient)));
         match &all[0].order {
             Some(order) if !self.ordered => {
                 self.ordered = true;

@@ -50,6 +50,22 @@ on_both! {
         }
     }
 
+    // The first exchange meets for the order of buckets, and learns what is unused.
+    2: fn without_a_search_nothing_is_told_to_be_unused(gpus) {
+        let pool = rig::pool(gpus, 2);
+        let builder = GradientExchange::builder().find_unused(false);
+        let mut state = pool.per_device(|dev, _| builder.build(dev, &[4, 4])).unwrap();
+        for used in [&[0][..], &[0, 1], &[0, 1]] {
+            state
+                .run(|dev, _, exchange| {
+                    used.iter().try_for_each(|&gradient| give(dev, exchange, gradient, &[1.0; 4]))?;
+                    assert!(exchange.finish(dev)?.unused().is_empty());
+                    Ok(())
+                })
+                .unwrap();
+        }
+    }
+
     // DDP needs `join` for inputs that end early on some ranks.
     2: fn a_member_without_rows(gpus) {
         let n = gpus.up_to(3);

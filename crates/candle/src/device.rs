@@ -21,8 +21,9 @@ pub fn candle_device(dev: &Device) -> Result<Candle> {
     Ok(gpu::candle_device(dev)?.map_or(Candle::Cpu, Candle::Cuda))
 }
 
-/// Runs `f` with candle's device. In it the operations of this crate find the token, and on a GPU gpu-pool works on
-/// candle's stream, so that both are in order. The guide's page "With candle" has programs. Errors: those of
+/// Runs `f` with candle's device. In it the operations of this crate find the token, and on a GPU they are on candle's
+/// stream, so that both are in order. Operations of `dev` itself stay on its own stream: buffers of
+/// [`adopt`](crate::adopt) are in order with candle's work before, and need a wait before candle goes on. The guide's page "With candle" has programs. Errors: those of
 /// [`candle_device`] and of `f`.
 pub fn enter<R>(dev: &Device, f: impl FnOnce(&Candle) -> Result<R>) -> Result<R> {
     match gpu::candle_device(dev)? {
@@ -77,7 +78,8 @@ pub(crate) mod gpu {
         drop(all);
         let mut own = own.lock().unwrap_or_else(PoisonError::into_inner);
         if own.is_none() {
-            *own = Some(CudaDevice::new_with_stream(key.0)?);
+            // It waits for kernels, and so for kernels that wait for this device.
+            *own = Some(dev.blocking(|| CudaDevice::new_with_stream(key.0))?);
             keep_freed_memory(key.0)?;
         }
         Ok(own.clone())

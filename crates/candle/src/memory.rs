@@ -96,8 +96,8 @@ pub fn to_tensor<V: AsView<Elem: Number>>(dev: &Device, buffer: &V, shape: impl 
 ///
 /// # Safety
 /// Until the buffer's last use is over, nothing writes the tensor's memory but through the buffer, and if the buffer is
-/// written, nothing reads it. On a GPU, work that [`enter`](crate::enter) puts on candle's stream is in order with
-/// candle's; elsewhere, and on a software GPU, wait: [`Device::synchronize`].
+/// written, nothing reads it. The buffer's uses come after candle's work so far. Candle does not come after them by
+/// itself: wait before ([`Device::synchronize`]).
 #[track_caller]
 pub unsafe fn adopt<T: Number>(dev: &Device, tensor: &Tensor) -> Result<DeviceBuffer<T>> {
     let tensor = located::<T>("adopt", dev, tensor)?;
@@ -110,9 +110,17 @@ pub unsafe fn adopt<T: Number>(dev: &Device, tensor: &Tensor) -> Result<DeviceBu
             // SAFETY: the clone keeps the memory alive, and candle never moves it; the rest is the caller's promise.
             Ok(unsafe { dev.adopt(memory.as_ptr() as u64, memory.len(), tensor.clone())? })
         }
-        // SAFETY: as above.
         #[cfg(feature = "cuda")]
-        Storage::Cuda(cuda) => Ok(unsafe { gpu::adopt(dev, cuda, layout, tensor.clone())? }),
+        Storage::Cuda(cuda) => {
+            // SAFETY: as above.
+            let mut buffer = unsafe { gpu::adopt(dev, cuda, layout, tensor.clone())? };
+            // As if it were used on candle's stream now: its further uses come after that.
+            gpu::on_stream(dev, &cuda.device, |dev| {
+                dev.cuda()?.write(&mut buffer)?;
+                Ok(())
+            })?;
+            Ok(buffer)
+        }
         _ => Err(candle_core::Error::NotCompiledWithCudaSupport.into()),
     }
 }

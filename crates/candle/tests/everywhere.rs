@@ -61,7 +61,7 @@ fn tensors_are_buffers_and_buffers_tensors() -> Result<()> {
                 near(&to_tensor(dev, &buffer, (5, 6))?, &flat(&turned)?, 0.0)?;
                 // In place, between operations of candle.
                 let part = x.affine(2.0, 1.0)?.narrow(0, 2, 2)?;
-                // SAFETY: nothing else uses the tensor before the buffer's end, and all is in candle's stream.
+                // SAFETY: nothing else uses the tensor before the wait below.
                 let mut adopted = unsafe { adopt::<f32>(dev, &part)? };
                 dev.scale(&mut adopted, 3.0)?;
                 drop(adopted);

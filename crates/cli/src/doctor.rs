@@ -19,7 +19,7 @@ use report::{Level, Line};
 use serde::Serialize;
 use std::{
     process::ExitCode,
-    sync::mpsc,
+    sync::mpsc::{self, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
 };
@@ -66,9 +66,15 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     host::variables(&cli::unknown_variables().collect::<Vec<_>>(), &value, &mut lines);
     lines.splice(
         0..0,
-        answer.recv_timeout(LIMIT).unwrap_or_else(|_| {
-            let text = format!("no answer for {} s: a call of the driver hangs", LIMIT.as_secs());
-            vec![Line::wrong("driver", text, "see `dmesg | grep -i nvrm`; a reset of the GPU or a reboot may help")]
+        answer.recv_timeout(LIMIT).unwrap_or_else(|why| {
+            let (text, help) = match why {
+                RecvTimeoutError::Timeout => (
+                    format!("no answer for {} s: a call of the driver hangs", LIMIT.as_secs()),
+                    "see `dmesg | grep -i nvrm`; a reset of the GPU or a reboot may help",
+                ),
+                RecvTimeoutError::Disconnected => ("the look at it panicked".to_owned(), "stderr says why"),
+            };
+            vec![Line::wrong("driver", text, help)]
         }),
     );
     let ok = lines.iter().all(|line| line.level != Level::Wrong);

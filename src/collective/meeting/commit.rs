@@ -97,13 +97,21 @@ impl Meeting<'_> {
         owed: SkippedBarrier,
         blocks: impl Iterator<Item = BlockRef>,
     ) {
-        if self.word().committed() >= number {
-            let worker = &self.dev.worker;
+        if self.keep_if_committed(number, blocks) {
             gate::launches().close(1);
-            worker.barrier_state.skip(owed);
             // Peers' kernels that are still to come may meet the kernel that `resync` launches.
-            worker.quarantine.borrow_mut().extend(blocks);
+            self.dev.worker.barrier_state.skip(owed);
         }
+    }
+
+    /// If a peer has committed it before the failure was seen, it may touch the blocks. Whether that is so.
+    #[cold]
+    pub(in super::super) fn keep_if_committed(&self, number: u64, blocks: impl Iterator<Item = BlockRef>) -> bool {
+        let is_committed = self.word().committed() >= number;
+        if is_committed {
+            self.dev.worker.quarantine.borrow_mut().extend(blocks);
+        }
+        is_committed
     }
 }
 

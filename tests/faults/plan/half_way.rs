@@ -150,3 +150,21 @@ on_both! {
         }
     }
 }
+
+/// A capture holds no function of the host: a copy in it is not delayed, and not held up.
+#[test]
+fn captures_are_not_delayed() {
+    guarded(|| {
+        for rule in ["*:copy-within:*:slow=1ms", "*:copy-within:*:stuck"] {
+            let plan: FaultPlan = rule.parse().unwrap();
+            let pool = builder().host(1).faults(plan).build().unwrap();
+            let copied = pool.run(|dev, _| {
+                let (a, mut b) = (dev.upload(&[7u32; 8])?, dev.zeros(8)?);
+                let (graph, ()) = dev.capture(|dev| dev.copy(&a, &mut b))?;
+                dev.launch_graph(&graph)?;
+                dev.download(&b)
+            });
+            assert_eq!(copied.unwrap(), [[7; 8]], "{rule}");
+        }
+    });
+}

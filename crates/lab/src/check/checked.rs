@@ -50,14 +50,21 @@ impl Driver for Checked {
             let address = call()?;
             let range = address..address + bytes as u64;
             let mut state = this.checker.state.lock();
-            // A buffer of this process that comes back from other code is in the account already.
-            if !matches!(state.heap.find(&range), Found::Live(_)) {
+            let count = state.adoptions.entry((this.index, address)).or_default();
+            *count += 1;
+            // A buffer of this process that comes back from other code is in the account already, and so is memory
+            // whose last adoption is not over.
+            let again = *count > 1 && state.heap.covers(&range);
+            if !again && !matches!(state.heap.find(&range), Found::Live(_)) {
                 state.mem_added(range.clone(), Source::Adopted(this.index));
             }
             state.heap.write(range);
             Ok(address)
         };
-        disown(address) => this.free("disown", address, Source::Adopted(this.index), call);
+        disown(address) => {
+            let left = this.checker.state.lock().disowned((this.index, address));
+            if left > 0 { call() } else { this.free("disown", address, Source::Adopted(this.index), call) }
+        };
 
         // A window has no memory, so only its mappings are recorded.
         vm_granularity();

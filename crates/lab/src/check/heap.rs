@@ -161,6 +161,10 @@ impl Heap {
         self.blocks.get(&address).map(|block| &*block.owned)
     }
 
+    pub fn covers(&self, range: &Range<Address>) -> bool {
+        self.chunk_at(range.start).is_some_and(|chunk| chunk.range().end >= range.end)
+    }
+
     fn chunk_at(&self, address: Address) -> Option<&Chunk> {
         holding(&self.chunks, address, |chunk| chunk.range().end)
     }

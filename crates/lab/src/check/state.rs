@@ -68,6 +68,8 @@ pub(super) struct State {
     pub events: HashMap<Key, Event>,
     pub captures: HashMap<Key, Vec<Noted>>,
     pub graphs: HashMap<Key, Arc<[Noted]>>,
+    /// How often memory of other code is adopted now, by device and address.
+    pub adoptions: HashMap<(usize, Address), usize>,
     /// While the launch of a graph is judged: the ranges that its operations so far write.
     pub ahead: Ranges,
     hosts: Vec<Option<Host>>,
@@ -204,6 +206,15 @@ impl State {
         self.shadow.take(&range);
         self.flags.forget(&range);
         self.heap.add(range, source);
+    }
+
+    /// How often it is adopted still.
+    pub fn disowned(&mut self, memory: (usize, Address)) -> usize {
+        let left = self.adoptions.remove(&memory).map_or(0, |count| count - 1);
+        if left > 0 {
+            self.adoptions.insert(memory, left);
+        }
+        left
     }
 
     pub fn mem_removed(&mut self, range: &Range<Address>) -> Removed {

@@ -8,6 +8,7 @@ use super::{
     stuck::Stuck,
 };
 use gpu_pool::extend::driver::{Address, Driver, DriverRef, DriverResult, FaultKind, KernelArg, Launch, RawStream};
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::{
     sync::{Arc, Weak},
@@ -21,7 +22,7 @@ impl Faulty {
         let release: Weak<dyn Release> = Arc::<Stuck>::downgrade(&stuck);
         plan.holds(release);
         let liar = Liar::new(&inner, index, plan);
-        Faulty { inner, index, plan: plan.clone(), common: common.clone(), stuck, liar }
+        Faulty { inner, index, plan: plan.clone(), common: common.clone(), stuck, captures: Mutex::default(), liar }
     }
 
     /// Which may arrive damaged or not at all. `copy` submits a number of bytes. It is called also if nothing is to
@@ -104,6 +105,9 @@ impl Faulty {
     ) -> DriverResult<Verdict> {
         let verdict = self.begin(op, peers)?;
         let mut pause = Duration::ZERO;
+        if self.captures.lock().contains(&stream) {
+            return Ok(verdict);
+        }
         for (injected, _) in &verdict {
             match *injected {
                 Injected::Stuck => self.stuck.hold(stream)?,

@@ -8,9 +8,10 @@ use super::{
     stuck::Stuck,
 };
 use gpu_pool::{extend::driver::*, extend::lab::forward};
+use parking_lot::Mutex;
 #[cfg(target_os = "linux")]
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::{any::Any, sync::Arc, time::Duration};
+use std::{any::Any, collections::HashSet, sync::Arc, time::Duration};
 
 pub(super) struct Faulty {
     pub inner: DriverRef,
@@ -18,6 +19,8 @@ pub(super) struct Faulty {
     pub plan: FaultPlan,
     pub common: Arc<Common>,
     pub stuck: Arc<Stuck>,
+    /// A capture holds no function of the host, so nothing is delayed in one.
+    pub captures: Mutex<HashSet<RawStream>>,
     pub liar: Liar,
 }
 
@@ -148,10 +151,15 @@ impl Driver for Faulty {
         launch_host(stream, f) => this.sends(FaultOp::LaunchHost, 0, stream, call);
             gemm(gemm, stream) => this.sends(FaultOp::Gemm, 0, stream, call);
 
-        capture_begin(stream) => this.asks(FaultOp::CaptureBegin, call);
+        capture_begin(stream) => this.asks(FaultOp::CaptureBegin, || {
+            call()?;
+            this.captures.lock().insert(stream);
+            Ok(())
+        });
         capture_end(stream) => {
             let begun = this.begin(FaultOp::CaptureEnd, &[]);
             let ended = call();
+            this.captures.lock().remove(&stream);
             if let (Err(_), Ok(graph)) = (&begun, &ended) {
                 // SAFETY: the graph was just made, and no other code uses it.
                 let _ = unsafe { this.inner.graph_destroy(*graph) };

@@ -80,7 +80,7 @@ pub enum Injected {
     /// The call and every later one of the device fail with `CUDA_ERROR_DEVICE_UNAVAILABLE`: it has fallen off the bus.
     DeviceLost,
     /// Copies take longer: a time per copy, and a time per megabyte (2^20 bytes). The times are real time, also on
-    /// machines with virtual time.
+    /// machines with virtual time. In a capture, this and [`Stuck`](Self::Stuck) have no effect.
     Slow {
         /// Additional time per copy.
         per_copy: Duration,
