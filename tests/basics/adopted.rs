@@ -209,10 +209,10 @@ fn a_fill_of_memory_that_is_not_aligned_for_words_is_refused() {
         assert_eq!(dev.download(&x)?, [value; 3]);
         Ok(())
     }
-    let memory = [0u64; 16];
+    let mut memory = vec![0u64; 16];
+    let at = memory.as_mut_ptr().expose_provenance() as u64;
     let pool = Gpus::software().pool(1);
     let done = pool.run(|dev, _| {
-        let at = memory.as_ptr().expose_provenance() as u64;
         fills(dev, at + 8, [1.0f32, 2.0])?;
         fills(dev, at + 4, [1u8, 2, 3, 4])?;
         fills(dev, at + 2, [1u8, 2])?;

@@ -300,7 +300,7 @@ impl<T: Parameter> LocalOptimizer<T> {
         let kept = |kind: usize, i: usize| self.own.get(i).is_some_and(|own| own.kept[kind].is_some());
         let foreign = from.names().find(|tensor| {
             let of = |kind: &&str| tensor.strip_prefix(&*named(name, &format!("{kind}."))).map(str::to_owned);
-            let known = KINDS.iter().enumerate().find_map(|(at, kind)| Some((at, of(&kind)?)));
+            let known = KINDS.iter().enumerate().find_map(|(at, kind)| Some((at, of(kind)?)));
             known.is_some_and(|(kind, i)| i.parse().is_ok_and(|i| !kept(kind, i)))
         });
         if let Some(foreign) = foreign {

@@ -4,7 +4,7 @@
 use super::{assert_works, plan};
 use crate::{
     on_both,
-    support::{bytes, slow_add},
+    support::{builder, bytes, guarded, slow_add},
 };
 use gpu_pool_lab::prelude::*;
 use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected};
