@@ -147,9 +147,9 @@ impl Device {
     /// device's pool: that library's work must be over by then. [`to_dlpack_on`](Self::to_dlpack_on) needs no waits.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the product of `shape` is not the buffer's length, if a graph names the buffer, or has named it,
-    /// and on a software GPU without memory; [`Error::WrongDevice`], [`Error::WrongPool`]; [`Error::Timeout`]; the driver's. The buffer is dropped
-    /// then.
+    /// [`Error::InvalidArgument`] if the product of `shape` is not the buffer's length, if a graph names the buffer, or
+    /// has named it, and on a software GPU without memory; [`Error::WrongDevice`], [`Error::WrongPool`];
+    /// [`Error::Timeout`]; the driver's. The buffer is dropped then.
     #[track_caller]
     pub fn to_dlpack<T: DeviceCopy + DlpackElement>(
         &self,

@@ -83,7 +83,8 @@ impl Device {
     ) -> Result<()> {
         let n = x.len();
         is_aligned_for::<W>(x.address())?;
-        // SAFETY: `W` is as large as the element, and the address is aligned for it, so the words are the view's own bytes; the kernel writes `n` of them.
+        // SAFETY: `W` is as large as the element, and the address is aligned for it, so the words are the view's own
+        // bytes; the kernel writes `n` of them.
         unsafe { self.launch(kernel, fours_of_packs::<W>(n), (as_type_mut::<T, W>(x, n), n as u64, value)) }
     }
 

@@ -73,7 +73,7 @@ debug_as!(Jobs, |self| queued = self.stats().queued, running = self.stats().runn
 
 /// [`Jobs`] whose closures get state of their device, from [`GpuPool::jobs_with`]. It is made once per device, on the
 /// device's thread. After a job has failed with it (an `Err`, a panic, or a cancellation after its start) the next job
-/// there drops it and makes it anew. So an error that leaves the state as it was belongs into the result: `Ok(Err(..))`.
+/// there drops it and makes it anew. So an error that leaves the state alone belongs into the result: `Ok(Err(..))`.
 ///
 /// Its own `submit` and `map` take closures with state; [`with`](Self::with) makes such closures fit all calls that
 /// take one that is called once.

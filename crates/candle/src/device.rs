@@ -22,9 +22,9 @@ pub fn candle_device(dev: &Device) -> Result<Candle> {
 }
 
 /// Runs `f` with candle's device. In it the operations of this crate find the token, and on a GPU they are on candle's
-/// stream, so that both are in order. Operations of `dev` itself stay on its own stream: buffers of
-/// [`adopt`](crate::adopt) are in order with candle's work before, and need a wait before candle goes on. The guide's page "With candle" has programs. Errors: those of
-/// [`candle_device`] and of `f`.
+/// stream, so that both are in order. Operations of `dev` itself stay on its own stream: on an adopted buffer they come
+/// after candle's work, and need a wait before candle goes on ([`adopt`](crate::adopt)). The guide's page "With candle"
+/// has programs. Errors: those of [`candle_device`] and of `f`.
 pub fn enter<R>(dev: &Device, f: impl FnOnce(&Candle) -> Result<R>) -> Result<R> {
     match gpu::candle_device(dev)? {
         None => TOKEN.set(dev, || f(&Candle::Cpu)),

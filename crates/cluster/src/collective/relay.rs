@@ -69,7 +69,7 @@ impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
         unsafe { submit(&*self.transport, self.stream(), self.hier.call.op, call) }
     }
 
-    /// What follows a commit has failed, with or without the transport. The others count on it, so their calls end, too.
+    /// What follows a commit: the others count on it, so if it fails, with or without the transport, their calls end.
     pub fn told<R>(&self, done: Result<R>) -> Result<R> {
         done.map_err(|error| self.transport.broken(error))
     }
