@@ -138,21 +138,18 @@ setters! { Builder;
     pub fn software_memory(self, bytes: u64) { self.software_memory = Some(bytes); }
 
     /// The deadline (default 120 s): a wait fails after this time without progress. A stream shows progress at every
-    /// sixteenth operation. A kernel that runs for longer than the deadline looks stuck, so set a longer deadline for
-    /// such kernels.
+    /// sixteenth operation. A kernel that runs longer than the deadline looks stuck: set a longer one for such kernels.
     ///
     /// If the process is stopped (in a debugger, by `SIGSTOP`, with its virtual machine), each stop counts as at most a
-    /// quarter of the deadline: host threads look at the clock several times before they give up. (So a deadline
-    /// shorter than 0.1 s may take 0.1 s.) Kernels that wait for peers' kernels use the GPU's clock, which does not
-    /// stop.
+    /// quarter of the deadline: host threads look at the clock several times before they give up. (So a deadline under
+    /// 0.1 s may take 0.1 s.) Kernels that wait for peers' kernels use the GPU's clock, which does not stop.
     ///
     /// [`build`](Self::build) refuses a deadline of zero.
     pub fn timeout(self, deadline: Duration) { self.timeout = Some(deadline); }
 
     /// Where [flight records](crate::FlightRecord) go when a scope fails by a deadline, a deadlock or a panic, or has
     /// closures without progress. A folder that exists: to files in it, named by process and number. Else to files
-    /// whose names begin so. No file is overwritten. Without this setting the log has a short text, at the level
-    /// `error`.
+    /// whose names begin so. No file is overwritten. Without this the log has a short text, at level `error`.
     pub fn flight_record(self, to: impl Into<PathBuf>) { self.flight_record = Some(to.into()); }
 
     /// Whether the signal `SIGUSR1` makes the pool write a [flight record](crate::FlightRecord) (default: no). The
@@ -183,10 +180,9 @@ setters! { Builder;
     pub fn reduce_order(self, order: ReduceOrder) { self.reduce_order = order; }
 
     /// Whether each [`GradientExchange`](crate::gradients::GradientExchange), and so each `DataParallel` of
-    /// `gpu-pool-train`, of a group for which that is of use registers its buckets with NCCL, as by
-    /// [`Group::register`](crate::Group::register) (default: no). All processes must say the same. Buckets then have
-    /// memory of their own from the driver, in units of 2 MiB mostly. Measure it: NCCL's gain depends on the network,
-    /// and may be a loss.
+    /// `gpu-pool-train`, of a group where that is of use registers its buckets with NCCL, as by
+    /// [`Group::register`](crate::Group::register) (default: no). All processes must agree. Buckets then have their
+    /// own memory from the driver, mostly in 2 MiB units. Measure it: depending on the network it may be a loss.
     pub fn register_buckets(self, register: bool) { self.register_buckets = Some(register); }
 }
 
@@ -204,11 +200,10 @@ impl Builder {
     /// Writes the pool's work to a file, until it is closed or dropped: a Chrome trace, which
     /// <https://ui.perfetto.dev> opens. [`GpuPool::record_trace`] traces a part of a program.
     ///
-    /// There is a row for each thread of a device, for each stream, and for each thread that calls the pool. The rows
-    /// of threads have scopes, closures, jobs, tasks, operations, collectives (with algorithm, bytes, members) and
-    /// waits, those of streams kernels, copies and waits. A wait names its cause, and an arrow leads from it. Counters
-    /// show the memory. Times of streams come from events, on the host's clock; software GPUs in virtual time have
-    /// virtual times.
+    /// There is a row for each thread of a device, each stream, and each thread that calls the pool. Rows of threads
+    /// have scopes, closures, jobs, tasks, operations, collectives (with algorithm, bytes, members) and waits, those of
+    /// streams kernels, copies and waits. A wait names its cause, and an arrow leads from it. Counters show the memory.
+    /// Stream times come from events, on the host's clock; software GPUs in virtual time have virtual times.
     ///
     /// The file is written by a thread of its own as the program goes: if the program is killed, the file lacks its
     /// last milliseconds and the closing bracket, which viewers do without. If that thread cannot keep up, records are
@@ -228,8 +223,7 @@ impl Builder {
         self
     }
 
-    /// Builds the process-wide pool, which [`GpuPool::scope`] uses. Without this call the first scope builds that pool
-    /// with the default settings.
+    /// Builds the process-wide pool of [`GpuPool::scope`]. Otherwise the first scope builds it with default settings.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when the process-wide pool exists already; else as [`build`](Self::build).
@@ -241,8 +235,7 @@ impl Builder {
         ways::GLOBAL.set(self.build()?).map_err(|_| taken())
     }
 
-    /// Builds the pool: opens the devices in parallel, starts their threads, loads the modules, probes each ordered
-    /// pair of devices.
+    /// Builds the pool: opens the devices in parallel, starts their threads, loads modules, probes each ordered pair.
     ///
     /// # Errors
     /// [`Error::NoDevice`] when there is no such device or no driver, [`Error::InvalidArgument`] for settings that are

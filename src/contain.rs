@@ -1,5 +1,4 @@
-//! Catches panics of user code that must not unwind into the library: drops of users' values, callbacks, `tracing`
-//! subscribers.
+//! Catches panics of user code that must not unwind into the library: drops, callbacks, `tracing` subscribers.
 
 use std::{
     any::Any,
@@ -33,8 +32,7 @@ pub fn payload_text(payload: &(dyn Any + Send)) -> Option<&str> {
     payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str))
 }
 
-/// Drops the payload of a panic. The drop may panic itself; the payload of that second panic is leaked, since its drop
-/// may panic again.
+/// Drops a panic's payload. The drop may panic itself; that second payload is leaked, since its drop may panic again.
 pub fn discard(payload: Box<dyn Any + Send>) {
     if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         mem::forget(another);

@@ -66,7 +66,6 @@ impl<T: DeviceCopy> Drop for Exported<T> {
     }
 }
 
-/// Tensors of other libraries, by DLPack.
 /// A launch of the graph would not be ordered with the other library's work.
 #[track_caller]
 fn refuse_in_graph(op: &'static str, block: &BlockRef) -> Result<()> {
@@ -78,6 +77,7 @@ fn refuse_in_graph(op: &'static str, block: &BlockRef) -> Result<()> {
     Ok(())
 }
 
+/// Tensors of other libraries, by DLPack.
 impl Device {
     fn dl_device(&self) -> DLDevice {
         match self.worker.is_software() {
@@ -166,9 +166,8 @@ impl Device {
     }
 
     /// A part of a shared buffer as a read-only tensor for another library, without a copy; the buffer lives until that
-    /// library releases the tensor. The host waits until the part has been written. Meanwhile all devices and other
-    /// tensors may read the buffer, and no code can write it: it is shared. For example
-    /// `dev.to_dlpack_part(&shared, 2..4, &[1, 2])?`.
+    /// library releases the tensor. The host waits until the part is written. Meanwhile devices and other tensors may
+    /// read the buffer, and no code can write it: it is shared. Example: `dev.to_dlpack_part(&shared, 2..4, &[1, 2])?`.
     ///
     /// # Errors
     /// As [`to_dlpack`](Self::to_dlpack).
@@ -191,9 +190,8 @@ impl Device {
         self.export::<T>("to_dlpack_part", place, shape, DlpackFlags::READ_ONLY, buffer.clone())
     }
 
-    /// [`to_dlpack`](Self::to_dlpack) for a library that uses the tensor on this stream (a `CUstream` as a number, as
-    /// `__dlpack__(stream=..)` has it): the stream waits on the device, and the memory's next use comes after that
-    /// library's work on it.
+    /// [`to_dlpack`](Self::to_dlpack) for a library that works on this stream (a `CUstream` as a number, as in
+    /// `__dlpack__(stream=..)`): the stream waits on the device, and the memory's next use comes after that work.
     ///
     /// # Errors
     /// As [`to_dlpack`](Self::to_dlpack) and [`adopt_stream`](Self::adopt_stream).

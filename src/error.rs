@@ -139,8 +139,7 @@ pub enum Error {
         op: &'static str,
         /// Time without progress, by the clock, which also runs while the process is stopped.
         waited: Duration,
-        /// The awaited devices: peers that had not come, or the device itself if it waited for its own stream. Never
-        /// empty.
+        /// Awaited devices: peers that had not come, or the device itself if it waited for its stream. Never empty.
         missing: Vec<usize>,
         /// The last call of each device that the wait knows of: all members of the scope, or the device itself. So a
         /// device that is missing is between this call and the next one.
@@ -216,8 +215,7 @@ pub enum Error {
         op: &'static str,
         site: Site,
     },
-    /// The checker (`gpu_pool_lab::Check`) has refused an operation, which did not run; or it has
-    /// found an earlier write out of bounds.
+    /// The checker (`gpu_pool_lab::Check`) refused an operation before it ran, or found an earlier write out of bounds.
     #[error("device {device}: {}\n{report}", report.found_at(.op))]
     Misuse {
         device: usize,
@@ -283,8 +281,7 @@ pub enum Error {
     /// process that is left gets this error. The pool still does work that needs no other process.
     #[error("host {host} is lost, found in {op}: {why}")]
     HostLost {
-        /// The number of the process in the cluster; of a process that shares memory (`gpu_pool_cluster::ipc`) its
-        /// process id.
+        /// The process's number in the cluster; of one that shares memory (`gpu_pool_cluster::ipc`) its process id.
         host: usize,
         /// The operation that found it.
         op: &'static str,
@@ -364,8 +361,7 @@ pub enum Error {
         /// Further information (a compiler's log): empty, or a text that starts with ": ".
         detail: String,
     },
-    /// The caller's own error, carried through a scope. Make one with [`Error::custom`]. If its `Display` panics, the
-    /// text says so instead.
+    /// The caller's error, from [`Error::custom`], carried through a scope. If its `Display` panics, the text says so.
     #[error("{}", text_of(.0, "an error of the caller, whose text panicked"))]
     Custom(Arc<dyn StdError + Send + Sync + 'static>),
 }

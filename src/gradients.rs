@@ -104,10 +104,9 @@ use std::sync::Arc;
 /// [`take`](Self::take) gives it back with the result. One kernel packs all such gradients of a bucket (up to 64 of
 /// them), and one unpacks them. The buffer is given away, not borrowed, so no code can change it meanwhile.
 ///
-/// **Bits.** With [`Wire::Same`] a gradient has the bits that [`Device::all_reduce`] of its bucket gives. All members
-/// have the same bits, in every run. (Around a ring, as large buckets go, the order of additions depends on the
-/// position in the bucket; [`ReduceOrder::Rank`](crate::collective::ReduceOrder) avoids that.) Norms are sums in `f64`
-/// in a fixed order.
+/// **Bits.** With [`Wire::Same`] a gradient has the bits of [`Device::all_reduce`] of its bucket. All members have the
+/// same bits, in every run. (Around a ring, as large buckets go, the order of additions depends on the position in the
+/// bucket; [`ReduceOrder::Rank`](crate::collective::ReduceOrder) avoids that.) Norms are `f64` sums in a fixed order.
 ///
 /// **Failures.** A failure in a step ends the step: every call returns
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) until all members call [`reset`](Self::reset). That

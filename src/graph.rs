@@ -141,9 +141,8 @@ impl Gathering {
 }
 
 impl Device {
-    /// Captures the operations of `f` in a graph instead of running them. `f` gets this device with a stream for the
-    /// capture. Its allocations happen immediately; `f` may return the buffers, whose contents are unspecified before
-    /// the first launch.
+    /// Captures `f`'s operations in a graph instead of running them. `f` gets this device with the capture's stream.
+    /// Its allocations are immediate; `f` may return the buffers, whose contents are unspecified before a launch.
     ///
     /// All members of a group capture its collectives together, and launch the graph together. All collectives of a
     /// graph belong to one group. If kernels meet on the devices, a launch costs one meeting on the host for all

@@ -50,8 +50,7 @@ impl Device {
         let context = handle.check("cuda", gpu.cudarc_context())?;
         // SAFETY: the token's stream is live.
         let stream = handle.check("cuda", unsafe { gpu.cudarc_stream(self.stream.raw) })?;
-        // The scope's end must wait for work that the caller submits himself, also if `Cuda` is forgotten and its drop
-        // gives that work no number.
+        // The scope's end must wait for the caller's own work, also if `Cuda` is forgotten and gives it no number.
         self.stream.lend();
         Ok(Cuda { dev: self, context, stream })
     }
@@ -128,6 +127,7 @@ debug_as!(ForeignUse<'_>, |self| "{} elements on device {}", self.len, self.bloc
 impl<'a> ForeignUse<'a> {
     /// Noted here, so that it is not lost if the value is forgotten instead of dropped.
     fn new<T: DeviceCopy>(cuda: &'a Cuda<'a>, view: DeviceView<'a, T>, access: Access, site: Site) -> Result<Self> {
+        let access = view.block.access_on(&cuda.dev.stream, access);
         let used = ForeignUse { cuda, block: view.block, bytes: view.bytes(), len: view.len(), access };
         // The drop closes the use, also when the checker refuses it.
         view.block.hazards.open(&cuda.dev.stream, view.bytes(), access, site);
@@ -167,8 +167,7 @@ pub struct CudaRef<'a, T: DeviceCopy>(ForeignUse<'a>, PhantomData<&'a T>);
 #[derive(Debug)]
 pub struct CudaMut<'a, T: DeviceCopy>(ForeignUse<'a>, PhantomData<&'a mut T>);
 
-/// On the token's own stream nothing is left to order. Another stream waits for ours, and cudarc waits for that stream
-/// when the use ends.
+/// On the token's own stream all is in order. Another stream waits for ours, and cudarc waits for it when the use ends.
 fn join_streams<'s>(own: &CudaStream, stream: &'s CudaStream) -> SyncOnDrop<'s> {
     if own == stream {
         return SyncOnDrop::Record(None);
@@ -272,10 +271,9 @@ bare_mut! { DeviceBuffer<T> DeviceViewMut<'_, T> }
 
 macro_rules! argument {
     ($([$($lifetime:lifetime)*] $arg:ty => $field:expr;)+) => {$(
-        // SAFETY: the address belongs to the buffer, which is borrowed for the arguments' lifetime; cudarc copies it
-        // when the kernel is launched. `LaunchArgs` hides its stream, so the launch cannot be ordered here. But
-        // `launch` is unsafe: the caller promises to launch on `dev.cuda()?.stream()`, with the buffer ordered by
-        // `read` or `write`.
+        // SAFETY: the address belongs to the buffer, which is borrowed for the arguments' lifetime; cudarc copies it at
+        // the launch. `LaunchArgs` hides its stream, so the launch cannot be ordered here. But `launch` is unsafe: the
+        // caller promises to launch on `dev.cuda()?.stream()`, with the buffer ordered by `read` or `write`.
         unsafe impl<'a, 'b: 'a, $($lifetime: 'b,)* T: DeviceCopy> PushKernelArg<$arg> for LaunchArgs<'a> {
             #[inline(always)]
             fn arg(&mut self, buffer: $arg) -> &mut Self {

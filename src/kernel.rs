@@ -288,11 +288,10 @@ impl<S: Signature> Kernel<S> {
 /// Declares kernels: `static NAME: "symbol" in MODULE, fn(parameters) |dims| { the host kernel }`, or with `;` instead
 /// of the host kernel for GPUs only.
 ///
-/// Parameters are `&[T]`, `&mut [T]` and by-value [`Scalar`]s, in the order of the C parameters. In C a
-/// slice becomes a plain pointer, so pass its length as a parameter of its own. The host kernel runs once for the whole
-/// launch; its slices are as long as the arguments, and `dims` is the launch's [`LaunchDims`]. After
-/// a panic in the host kernel the software device is lost, as a GPU is after a fault. One `kernel!` may declare several
-/// kernels.
+/// Parameters are `&[T]`, `&mut [T]` and by-value [`Scalar`]s, in the order of the C parameters. In C a slice becomes a
+/// plain pointer, so pass its length as a parameter of its own. The host kernel runs once for the whole launch; its
+/// slices are as long as the arguments, and `dims` is the launch's [`LaunchDims`]. After a panic in the host kernel the
+/// software device is lost, as a GPU is after a fault. One `kernel!` may declare several kernels.
 ///
 /// The page "Your own kernels, and cudarc" of the guide has an example.
 ///

@@ -22,8 +22,6 @@ pub use self::matrix::{GemmOutput, Matrix, MatrixMut};
 
 const PARTIAL: LaunchDims = LaunchDims { grid: (SUM_BLOCKS, 1, 1), block: (SUM_THREADS, 1, 1), shared_bytes: 0 };
 
-/// Built-in operations. All are asynchronous on the current stream. Errors are [`Error::WrongDevice`],
-/// [`Error::Aborted`], [`Error::OutOfMemory`] for those that return a buffer, and the driver's.
 /// Adopted memory may be aligned for its elements only, which may be arrays of bytes.
 #[track_caller]
 fn is_aligned_for<W>(address: u64) -> Result<()> {
@@ -32,6 +30,8 @@ fn is_aligned_for<W>(address: u64) -> Result<()> {
     Ok(())
 }
 
+/// Built-in operations. All are asynchronous on the current stream. Errors are [`Error::WrongDevice`],
+/// [`Error::Aborted`], [`Error::OutOfMemory`] for those that return a buffer, and the driver's.
 impl Device {
     /// Sets every element to `value`. Elements have 1, 2, 4 or 8 bytes.
     ///

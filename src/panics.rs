@@ -1,8 +1,7 @@
 //! The source location of panics in device closures.
 //!
-//! `catch_unwind` returns the payload but not the location (pytorch#18055). So a hook, which runs before the user's
-//! hook, stores location and payload in a thread-local. It changes nothing else, unless the thread has [silenced
-//! panics](silence_panics).
+//! `catch_unwind` returns the payload but not the location (pytorch#18055). So a hook, which runs before the user's,
+//! stores both in a thread-local. It changes nothing else, unless the thread has [silenced panics](silence_panics).
 //!
 //! `resume_unwind` calls no hook, and a closure may have caught other panics before. So a payload gets the location of
 //! the panic that created it: its text must be equal and at the same address. Two payloads of one type that are not
@@ -66,8 +65,7 @@ struct Noted {
     place: String,
 }
 
-/// The identity of a payload: its type, and for a text also address and content. The text is not copied between the
-/// hook and the catch.
+/// The identity of a payload: its type, and a text's address and content. A text is not copied between hook and catch.
 #[derive(PartialEq, Eq)]
 struct Payload(TypeId, Option<(usize, String)>);
 

@@ -174,8 +174,7 @@ impl<T: 'static> PerDevice<T> {
         slot.borrows.set(-1);
         let own = &dev.session.gang;
         let mut writers = slot.writers.borrow_mut();
-        // A gang may fail until it has ended everywhere. So `is_settled` comes first: after it, `is_aborted` does not
-        // change.
+        // A gang may fail until it has ended everywhere. So `is_settled` comes first: after it, `is_aborted` is final.
         writers.retain(|gang| !Arc::ptr_eq(gang, own) && (!gang.is_settled() || gang.is_aborted()));
         writers.push(own.clone());
         drop(writers);

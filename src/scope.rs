@@ -31,8 +31,7 @@ use std::{cell::RefCell, fmt, rc::Rc, sync::Arc, time::Duration};
 
 /// The one order of gangs in this process.
 pub(crate) static ORDER: Lazy<Order> = Lazy::new(Order::new);
-/// Its deadline is later than the members' deadlines by this time: their waits end first, and with errors that say
-/// more.
+/// Its deadline is later than the members' by this time: their waits end first, and with errors that say more.
 pub(crate) const TICK: Duration = Duration::from_millis(500);
 const CANCEL_TICK: Duration = Duration::from_millis(5);
 

@@ -117,8 +117,7 @@ fn by_weight(weights: &[f64], index: usize, len: usize) -> Range<usize> {
 /// The weights as integers with the same ratios, small enough that their sum does not overflow. A weight that is
 /// smaller than the largest by more than a factor of 2^100 may become 0: its share is less than a billionth of an item.
 fn scaled(weights: &[f64]) -> Vec<u128> {
-    // A positive float is `mantissa * 2^exponent`, apart from a bias; a subnormal float has the exponent 1 and no
-    // hidden bit.
+    // A positive float is `mantissa * 2^exponent`, apart from a bias; a subnormal one has exponent 1 and no hidden bit.
     let exponent = |w: f64| (w.to_bits() >> 52).max(1);
     let mantissa = |w: f64| (w.to_bits() & ((1 << 52) - 1)) | (u64::from(w.is_normal()) << 52);
     let largest = weights.iter().map(|&w| exponent(w)).max().unwrap_or(1);

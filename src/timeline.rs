@@ -205,8 +205,7 @@ impl Lane {
         })
     }
 
-    /// The lane of a device: that of the layer around its driver. One of its own where time is computed, since events
-    /// would change it.
+    /// A device's lane: that of the layer around its driver. Where time is computed, its own: events would change it.
     pub(crate) fn of(driver: &DriverRef) -> Arc<Lane> {
         let timed = timed::Timed::around_it(driver).map(|timed| timed.lane.clone());
         timed.unwrap_or_else(|| Lane::new(host::virtual_now(&**driver).map(|_| driver.clone()), &Arc::default()))

@@ -29,12 +29,11 @@ setters! { Builder;
     /// amount that was ever in use (1.1: ten per cent more). Beyond it the pool defragments instead. By default it
     /// defragments only when the device has no more memory.
     ///
-    /// A request that is larger than each free piece cannot be served from free pieces, so a pool takes more memory
-    /// than is ever in use at one time. With virtual memory ([`memory_backing`](Self::memory_backing)) the pool can
-    /// remap free pieces to one range, 2 to 64 MiB at a time, without a copy. But each such move costs the driver calls
-    /// of an unmap and a map, and the host waits for streams that still use the pieces. So set this if other programs
-    /// need the memory, not for the fastest steps: by default a program that repeats its steps makes no driver call
-    /// after the first ones.
+    /// A request larger than each free piece cannot be served from free pieces, so a pool takes more memory than is
+    /// ever in use. With virtual memory ([`memory_backing`](Self::memory_backing)) the pool can remap free pieces to
+    /// one range, 2 to 64 MiB at a time, without a copy. But each such move costs the driver calls of an unmap and a
+    /// map, and the host waits for streams that still use the pieces. So set this if other programs need the memory,
+    /// not for the fastest steps: by default a program that repeats its steps makes no driver call after the first.
     ///
     /// The pool may exceed the limit: if too little free memory can be moved, it takes more memory. Without virtual
     /// memory nothing can be moved. The page "The memory pool" of the guide has numbers.

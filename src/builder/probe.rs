@@ -1,13 +1,11 @@
 //! The probe: whether devices can access each other's memory, verified when the pool is built.
 //!
 //! Invariant: a route is direct only after the probe has found correct data by stores, by loads, and by copies in both
-//! directions. Hardware has claimed peer access and then delivered zeros or old data (open-gpu-kernel-modules#1257,
-//! nccl-tests#117, FIDESlib#28). A pair that does not deliver loses the access right again, and its copies are staged.
-//! The buffers come from the pool: copies to mapped memory have failed where copies to allocated memory did not
-//! (CUDA.jl#3112).
+//! directions. Hardware has claimed peer access and delivered zeros or old data (open-gpu-kernel-modules#1257,
+//! nccl-tests#117, FIDESlib#28). A pair that does not deliver loses the access right, and its copies are staged. The
+//! buffers come from the pool: copies to mapped memory failed where copies to allocated memory did not (CUDA.jl#3112).
 //!
-//! All devices probe at the same time. In each round a device has another partner, and it alone works on the buffer
-//! that this partner lends.
+//! All devices probe in parallel. In each round a device has another partner, and alone works on this partner's buffer.
 
 use crate::{
     Device, DeviceBuffer, Event, GpuPool, LaunchDims,

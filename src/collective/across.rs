@@ -30,8 +30,7 @@ pub trait AcrossProcesses: Send + Sync {
     /// Begins an all_reduce or a reduce_scatter. None: nothing is left to do. Errors: as [`run`](Self::run).
     fn start(&self, group: &Group<'_>, request: Request, overlapped: bool) -> Result<Option<Box<dyn PendingReduce>>>;
 
-    /// Sends a message to a member of another process. Waits neither for it nor for the device. Errors: those of the
-    /// cluster.
+    /// Sends a message to a member of another process. Waits neither for it nor for the device. Errors: the cluster's.
     fn send(&self, group: &Group<'_>, call: (&Call, Label), message: &Outgoing, to: usize) -> Result<()>;
 
     /// The next message of a label from a member of another process. Errors: those of the cluster.
@@ -78,8 +77,7 @@ pub trait Incoming {
     /// The bytes of each part.
     fn lens(&self) -> &[usize];
 
-    /// Puts the parts into memory of this device, each into as many bytes as it has. Asynchronous. Errors: the
-    /// driver's.
+    /// Puts the parts into this device's memory, each into as many bytes as it has. Asynchronous. Errors: the driver's.
     fn store(&self, into: &[Area]) -> Result<()>;
 
     /// The bytes of the only part, of elements of this size. Errors: [`Error::InvalidArgument`] for another message.
@@ -170,8 +168,7 @@ impl<'d> Group<'d> {
         })
     }
 
-    /// `Err(WorldMismatch)` on all members unless all processes say the same, each by its first member. A group of one
-    /// process agrees.
+    /// `Err(WorldMismatch)` on all members unless all processes agree, each by its first member. One process does.
     pub(crate) fn agree(&self, origin: Origin, op: &'static str, site: Site, text: &str) -> Result<()> {
         match self.door() {
             Some(door) => door.agree(self, &Call::at(op, site).from(origin), text),

@@ -28,12 +28,11 @@ collectives! {
     /// buffers of this member any more. Buffers may have any length, also 0, and any alignment. (With
     /// [`Algorithm::Host`](crate::collective::Algorithm::Host) the host adds up, so a sum waits for the device.)
     ///
-    /// **Bits.** Elements are combined in the order of ranks and rounded once ([`ReduceOp`]). So all members hold the
-    /// same bits, and the same call gives the same bits in every run. Only `all_reduce` and `all_reduce_into` around a
-    /// ring ([`Algorithm`](crate::collective::Algorithm)) have another order, which is fixed as well;
-    /// [`ReduceOrder::Rank`](crate::collective::ReduceOrder) rules it out. A sum of `n` members is off by at most `n -
-    /// 1` roundings of the accumulator's type, each of the size of the sum of magnitudes, and one rounding of the
-    /// element's type.
+    /// **Bits.** Elements are combined in rank order and rounded once ([`ReduceOp`]). So the same call gives all
+    /// members the same bits in every run. Only `all_reduce` and `all_reduce_into` around a ring
+    /// ([`Algorithm`](crate::collective::Algorithm)) have another order, fixed as well;
+    /// [`ReduceOrder::Rank`](crate::collective::ReduceOrder) avoids it. A sum of `n` members is off by at most `n - 1`
+    /// roundings of the accumulator's type, each of the size of the sum of magnitudes, and one of the element's type.
     ///
     /// **Graphs.** Within [`capture`](crate::Device::capture) collectives go into the graph. Where kernels wait for
     /// each other on the devices, a launch of the graph has one meeting of the hosts for all its collectives. Elsewhere
@@ -67,8 +66,7 @@ collectives! {
     }
 
     /// [`all_reduce`](Self::all_reduce) of several buffers of one type: PyTorch's `all_reduce_coalesced`, NCCL's group
-    /// calls. The list may be empty, and its buffers may have any lengths; all members give the same lengths in the
-    /// same order.
+    /// calls. The list may be empty, its buffers of any length; all members give the same lengths in the same order.
     ///
     /// Buffers of up to 256 KiB go together, up to 4 MiB at a time: a hundred of them take one meeting and 15 launches,
     /// and scratch of their size. Larger ones go one by one. Each has the bits that `all_reduce` gives it, unless NCCL
@@ -78,8 +76,7 @@ collectives! {
     /// once. For gradients see [`GradientExchange`](crate::gradients::GradientExchange): it keeps them together from
     /// the start, and reduces them during the backward pass.
     example {
-        /// Two buffers are `dev.all_reduce_many(&mut [&mut weights, &mut bias], ReduceOp::Sum)?`. Fields, by an
-        /// iterator:
+        /// Two buffers: `dev.all_reduce_many(&mut [&mut weights, &mut bias], ReduceOp::Sum)?`. Fields by an iterator:
         ///
         /// ```
         /// # use gpu_pool::{DeviceBuffer, GpuPool, ReduceOp};
@@ -112,8 +109,7 @@ collectives! {
         self.run(in_place(call, Some(op), Shape::Reduce { len, root }, x))
     }
 
-    /// Combines all members' `src` and gives part `r` of the result to member `r`, in `dst`. `src` has as many parts as
-    /// there are members.
+    /// Combines all members' `src` and gives member `r` part `r` of the result in `dst`. `src` has one part per member.
     fn reduce_scatter<S: AsView<Elem: Element>>(
         &self, src: &S, dst: &mut impl AsViewMut<Elem = S::Elem>, op: ReduceOp,
     ) -> Result<()> {
@@ -229,8 +225,7 @@ collectives! {
         self.run(between(call, None, Shape::Scatter { counts: of, root }, src, Some(dst)))
     }
 
-    /// Part `b` of member `a`'s `src` becomes part `a` of member `b`'s `dst`. Both buffers have as many parts as there
-    /// are members.
+    /// Part `b` of member `a`'s `src` becomes part `a` of member `b`'s `dst`. Both buffers have one part per member.
     fn all_to_all<S: AsView<Elem: Element>>(&self, src: &S, dst: &mut impl AsViewMut<Elem = S::Elem>) -> Result<()> {
         let (src, dst) = (src.view(), dst.view_mut());
         let each = Counts::Each(self.parts("all_to_all", src.len())?);
@@ -242,8 +237,7 @@ collectives! {
     }
 
     /// [`all_to_all`](Self::all_to_all) with parts of `send[b]` elements for member `b`, and of `receive[a]` elements
-    /// from member `a`. If one member sends another number of elements than its peer receives, all members get a
-    /// `Mismatch`.
+    /// from member `a`. If a member sends another number than its peer receives, all members get a `Mismatch`.
     fn all_to_all_v<S: AsView<Elem: Element>>(
         &self, src: &S, send: &[usize], dst: &mut impl AsViewMut<Elem = S::Elem>, receive: &[usize],
     ) -> Result<()> {

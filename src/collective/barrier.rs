@@ -61,8 +61,7 @@ pub(crate) fn resync(worker: &Worker, gang: &Gang, late: bool) -> Result<()> {
 struct CleanerLock<'w>(&'w Worker);
 
 impl<'w> CleanerLock<'w> {
-    /// Waits until no other device has it, until the gang fails (then its recovery may wait once more), or for the
-    /// deadline.
+    /// Waits until no other device has it, the gang fails (then its recovery may wait again), or for the deadline.
     fn take(worker: &'w Worker, gang: &Gang) -> Result<Self> {
         let (shared, device) = (&worker.shared, worker.handle.device);
         let look = || {

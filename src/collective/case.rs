@@ -170,8 +170,7 @@ impl<'a> Case<'a> {
         self.machine.software || self.members <= MOST
     }
 
-    /// In the devices' memory. (A group with peer access in a pool without has flags in the host's memory: too slow to
-    /// use.)
+    /// In the devices' memory. (A group with peer access in a pool without has flags in the host's memory: too slow.)
     pub(crate) fn meets_on_devices(&self) -> bool {
         let meets = matches!(self.machine.barrier, KernelBarrier::OnDevices { .. });
         self.direct && (2..=MOST).contains(&self.members) && meets

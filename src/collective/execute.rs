@@ -28,8 +28,7 @@ use crate::{
     token::op::Op,
 };
 
-/// By the algorithm that is right within these limits, or by a `given` one, which must be able to; equal on all
-/// members.
+/// By the right algorithm within these limits, or by a `given` one, which must be able to; equal on all members.
 #[track_caller]
 pub(super) fn execute(
     meeting: Meeting<'_>,

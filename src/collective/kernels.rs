@@ -2,9 +2,8 @@
 //! one algorithm are in its file; `combine` and `pairs` are here. Kernels that wait for others have no
 //! [`host_kernels`].
 //!
-//! Invariant: a device kernel and its host kernel compute the same bits, for all launch dimensions and any alignment.
-//! Elements are folded in rank order, half types in `f32` with one rounding at the end, and integers wrap. Only the
-//! bits of a NaN may differ.
+//! Invariant: a device kernel and its host kernel give the same bits for any launch dimensions and alignment. Elements
+//! are folded in rank order, half types in `f32` and rounded once at the end; integers wrap. Only NaN bits may differ.
 
 mod host_kernels;
 mod summand;

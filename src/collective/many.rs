@@ -68,8 +68,7 @@ impl Group<'_> {
         Ok(())
     }
 
-    /// In a group of several processes it does: no element's bits depend on its place. Only what all processes have
-    /// alike may decide.
+    /// With several processes it does: no element's bits depend on its place. Only what all have alike may decide.
     fn packs(&self, request: &Request) -> bool {
         match &self.across {
             None => {

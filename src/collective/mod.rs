@@ -1,10 +1,9 @@
 //! Collectives: operations that every member of a gang, or of a group of its members, calls together; and values that
 //! go to other devices and processes. Their state is in `fabric`, which needs no [`Device`](crate::Device).
 //!
-//! From the top: `api` has the methods that users call; `ops` and `many` help it. Each call fills a `request` and is
-//! one `case`, for which `choose` picks one of the `algorithm`s. `execute` carries it out: `scratch` takes memory;
-//! `meeting` tells all members this one's call, compares and commits; `barrier` is for kernels that wait for each other
-//! on the devices.
+//! From the top: `api` has the users' methods; `ops` and `many` help it. Each call fills a `request` and is one `case`,
+//! for which `choose` picks an `algorithm`. `execute` carries it out: `scratch` takes memory; `meeting` tells all
+//! members this one's call, compares and commits; `barrier` is for kernels that wait for each other on the devices.
 //!
 //! `world` has the groups that span processes, `across` the door to the code that carries their calls out, `transfer`
 //! the trait of values that go there, `lone_pad` sums among processes of one host with one GPU each. `point`,

@@ -1,9 +1,8 @@
 //! Elements from one device to one other: `send`, `recv`, `sendrecv`, `send_owned`, `recv_any`.
 //!
 //! A sender copies its data on its own device, in stream order, and hands the copy over; the receiver fetches it over
-//! the link. So `send(next); recv(previous)` on all devices cannot deadlock, at any size (MPI's `MPI_Send` may). A
-//! sender that gives its buffer up saves the copy. The parcel's memory knows its last writer, and goes back to its
-//! device's pool.
+//! the link. So `send(next); recv(previous)` on all devices cannot deadlock at any size (`MPI_Send` may). A sender that
+//! gives its buffer up saves the copy. The parcel's memory knows its last writer, and returns to its device's pool.
 
 use super::{Group, Outgoing, face::collectives};
 use crate::{

@@ -1,7 +1,6 @@
 //! Collectives in graphs.
 //!
-//! While a graph is captured its collectives meet on the host, like all collectives, and so know that the graphs belong
-//! together. A capture holds:
+//! During a capture collectives meet on the host as always, and so know that graphs belong together. A capture holds:
 //!
 //! * Where kernels can wait for each other on the devices: the kernel. It counts its epochs on the device. A launch of
 //!   the graph is one meeting of the host threads for all its collectives ([`Meetings::launch`]).

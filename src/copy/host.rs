@@ -3,9 +3,8 @@
 //! Invariant: the GPU never accesses the caller's slice. `upload` has copied the slice into pieces when it returns, and
 //! `download` copies out of a piece after the DMA into it has ended.
 //!
-//! Each [`DoubleBuffer`] has two pieces, so the memcpy of one overlaps the DMA of the other. One CPU thread copies
-//! slower than the bus, so a large slice is split over several, which all send on the caller's stream. Small uploads
-//! are packed into one piece.
+//! Each [`DoubleBuffer`] has two pieces: the memcpy of one overlaps the other's DMA. A CPU thread copies slower than
+//! the bus, so a large slice is split over several, which all send on the caller's stream. Small uploads share a piece.
 
 use crate::{
     Device, Event,
@@ -156,8 +155,7 @@ impl Whole {
     fn empty(&self, piece: &mut Piece, start: usize, bytes: usize, wait: &Wait) -> Result<()> {
         wait.free(piece)?;
         piece.block.handle.host_access("download", piece.at(0) as u64, bytes, false)?;
-        // SAFETY: `start..start + bytes` lies within the slice and within this thread's part of it; the DMA that filled
-        // the piece has completed.
+        // SAFETY: `start..start + bytes` lies in this thread's part of the slice; the DMA into the piece has completed.
         unsafe { ptr::copy_nonoverlapping(piece.at(0), self.0.add(start), bytes) };
         Ok(())
     }

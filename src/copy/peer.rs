@@ -9,9 +9,8 @@
 //! destination stream      down 0 \----/ down 1 ----------/  down 2 | ...
 //! ```
 //!
-//! One of the two streams is the caller's current stream, the other one belongs to the pair of devices. Invariant: the
-//! pair's stream starts after the caller's stream, which has waited for all hazards, and the caller's stream waits for
-//! it at the end.
+//! One stream is the caller's current stream, the other belongs to the pair of devices. Invariant: the pair's stream
+//! starts after the caller's, which has waited for all hazards, and the caller's stream waits for it at the end.
 
 use crate::{
     driver::{Address, Driver, DriverResult, FailPoint},
@@ -42,8 +41,7 @@ pub(crate) fn copy(
         return Ok(());
     }
     if dst_device == src_device {
-        // SAFETY: both ranges are live, the caller's `Op` has ordered them, and they do not overlap: one is borrowed
-        // exclusively.
+        // SAFETY: both ranges are live, ordered by the caller's `Op`, and do not overlap: one is borrowed exclusively.
         let copied = unsafe { handle.driver.copy_within(dst, src, bytes, stream.raw) };
         return handle.check("copy", copied);
     }

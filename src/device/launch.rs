@@ -60,8 +60,7 @@ impl Device {
             });
         }
         let launch = Launch { name: kernel.name, function, host: kernel.host, dims, args: &raw, early: false };
-        // SAFETY: the arguments are live memory, which `op` orders and records. The caller promises that they fit the
-        // kernel.
+        // SAFETY: the arguments are live memory that `op` orders and records. The caller promises they fit the kernel.
         op.submit(|driver, stream| unsafe { driver.launch(&launch, stream) })
     }
 }

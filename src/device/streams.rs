@@ -1,5 +1,4 @@
-//! Streams of a device besides its main stream, waiting for a stream on the host, events, and driver calls of the
-//! user's own.
+//! Streams of a device besides its main stream, host waits for a stream, events, and the user's own driver calls.
 
 use crate::{
     Device, Event, Stream,
@@ -67,8 +66,7 @@ impl Device {
         self.recorded("record_timed", true)
     }
 
-    /// All later work of the current stream waits, on the device, for the event. The event may belong to any device of
-    /// the pool.
+    /// All later work of the current stream waits on the device for the event. It may belong to any device of the pool.
     ///
     /// # Errors
     /// [`Error::WrongPool`] for an event of another pool, [`Error::Aborted`], the driver's.

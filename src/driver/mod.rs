@@ -100,8 +100,7 @@ pub trait Driver: Any + Send + Sync {
     /// `address` came from `mem_alloc` of this device, is freed once, and no operation in flight names it.
     unsafe fn mem_free(&self, address: Address) -> DriverResult;
 
-    /// Allocates page-locked host memory that every device can copy from and to (portable). It is zeroed and aligned to
-    /// 4 KiB. `bytes > 0`.
+    /// Allocates zeroed page-locked host memory, aligned to 4 KiB, for copies by every device (portable). `bytes > 0`.
     fn host_alloc(&self, bytes: usize) -> DriverResult<*mut u8>;
 
     /// Frees memory of [`host_alloc`](Self::host_alloc).
@@ -138,8 +137,7 @@ pub trait Driver: Any + Send + Sync {
     /// other calls of this group are `Unsupported`.
     fn vm_granularity(&self) -> Option<usize>;
 
-    /// Reserves a window of addresses without memory, aligned to at least 2 MiB. `bytes` is a multiple of the
-    /// granularity.
+    /// Reserves an address window without memory, aligned to at least 2 MiB. `bytes` is a multiple of the granularity.
     fn vm_reserve(&self, bytes: u64) -> DriverResult<Address>;
 
     /// Releases a whole window. `InvalidArgument` while anything is mapped in it.
@@ -170,9 +168,8 @@ pub trait Driver: Any + Send + Sync {
     /// As [`vm_unmap`](Self::vm_unmap) for `from`, and as [`vm_map`](Self::vm_map) for `to`.
     unsafe fn vm_move(&self, from: Address, to: Address, bytes: usize) -> DriverResult;
 
-    /// A descriptor of one whole mapping of [`vm_map`](Self::vm_map), by which other processes can map the same memory.
-    /// The contents are undefined afterwards. Such a mapping does not move: [`vm_move`](Self::vm_move) is
-    /// `InvalidArgument`.
+    /// A descriptor of one whole mapping of [`vm_map`](Self::vm_map), for other processes to map the same memory. The
+    /// contents become undefined. Such a mapping does not move: [`vm_move`](Self::vm_move) is `InvalidArgument`.
     ///
     /// # Safety
     /// As [`vm_unmap`](Self::vm_unmap).
@@ -189,8 +186,7 @@ pub trait Driver: Any + Send + Sync {
     #[cfg(target_os = "linux")]
     unsafe fn vm_import(&self, address: Address, bytes: usize, memory: BorrowedFd<'_>) -> DriverResult;
 
-    /// Creates a stream that does not synchronise with any default stream. A lower `priority` runs first; 0 is the
-    /// default.
+    /// Creates a stream that synchronises with no default stream. A lower `priority` runs first (default 0).
     fn stream_create(&self, priority: i32) -> DriverResult<RawStream>;
 
     /// Makes a stream that other code has created on this device usable like one of
@@ -210,8 +206,7 @@ pub trait Driver: Any + Send + Sync {
     /// Whether all submitted work has completed.
     fn stream_query(&self, stream: RawStream) -> DriverResult<bool>;
 
-    /// Waits at most `limit` for all submitted work; `false` if the limit came first. Uses no call that cannot be
-    /// interrupted.
+    /// Waits at most `limit` for all submitted work; `false` if the limit came first. Uses only interruptible calls.
     fn stream_wait_idle(&self, stream: RawStream, limit: Duration) -> DriverResult<bool>;
 
     /// Makes all later work of `stream` wait, on the device, for the event's latest record.
@@ -293,12 +288,10 @@ pub trait Driver: Any + Send + Sync {
     /// Launches a kernel.
     ///
     /// # Safety
-    /// Also: the arguments fit the kernel. If [`Launch::early`] is set, the kernel waits as that field
-    /// demands.
+    /// Also: the arguments fit the kernel. If [`Launch::early`] is set, the kernel waits as that field demands.
     unsafe fn launch(&self, launch: &Launch<'_>, stream: RawStream) -> DriverResult;
 
-    /// Runs a function on a host thread in stream order. The function must not call the driver and must not wait for
-    /// device work.
+    /// Runs a function on a host thread in stream order. The function must not call the driver or wait for device work.
     fn launch_host(&self, stream: RawStream, f: Box<dyn FnOnce() + Send>) -> DriverResult;
 
     /// A batch of matrix products in stream order.
@@ -333,9 +326,8 @@ pub trait Driver: Any + Send + Sync {
     /// As [`write_value`](Self::write_value).
     unsafe fn wait_value(&self, address: Address, value: u64, stream: RawStream) -> DriverResult;
 
-    /// The host looks at an 8-byte word of page-locked memory: a load with acquire, no call of the driver. A thread
-    /// that sees a value of [`write_value`](Self::write_value) may rely on the earlier work of that stream; a checker
-    /// takes it for an edge.
+    /// The host reads an 8-byte word of page-locked memory: an acquire load, no driver call. A thread that sees a value
+    /// of [`write_value`](Self::write_value) may rely on that stream's earlier work; a checker takes it for an edge.
     ///
     /// # Safety
     /// `address` is an 8-byte aligned word of live memory of [`host_alloc`](Self::host_alloc).

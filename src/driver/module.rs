@@ -95,8 +95,7 @@ impl Module {
     }
 
     /// A module of this workspace's crates, as `kernels/build.py` packs them. It has no variables, so all pools of a
-    /// process may share it. A device loads it at its first launch, unless it is one of the modules that every pool
-    /// loads.
+    /// process may share it. A device loads it at its first launch, unless every pool loads it.
     pub(crate) const fn own(ptx: &'static [u8], cubins: &'static [(u32, &'static [u8])]) -> Self {
         Module { image: ModuleImage { ptx: Some(ptx), cubins, packed: true, source: None, shared: true } }
     }

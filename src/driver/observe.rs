@@ -19,8 +19,7 @@ use std::{any::Any, fmt, sync::Arc};
 
 /// An observer of pools. A builder keeps it as settings; each pool has one of its own, from [`begin`](Self::begin).
 pub trait Observer: Any + fmt::Debug + Send + Sync {
-    /// The observer of one pool: with the settings that the program has not made, from the environment. An error names
-    /// `site`.
+    /// The observer of one pool: with settings that the program has not made, from the environment. Errors name `site`.
     fn begin(&self, site: Site) -> Result<Arc<dyn Observer>>;
 
     /// Whether software GPUs look for kernels that write to arguments which they declare as read-only.
@@ -98,8 +97,7 @@ pub(crate) fn installed() -> Option<Arc<dyn Observer>> {
     INSTALLED.get().cloned()
 }
 
-/// The happens-before order of a pool's work, which a layer around its drivers keeps. The pool tells it what no driver
-/// call shows.
+/// The happens-before order of a pool's work, kept by a layer around its drivers. The pool tells it what no call shows.
 pub trait HappensBefore: Send + Sync {
     /// The same observation around the drivers of a new pool, which numbers its devices anew.
     fn anew(&self, drivers: Vec<DriverRef>) -> Vec<DriverRef>;
@@ -137,8 +135,7 @@ pub trait HappensBefore: Send + Sync {
     /// The calling thread is about to publish its knowledge of a stream's progress.
     fn publish(&self, device: usize, stream: RawStream);
 
-    /// The calling thread reads a stream's progress word, for other threads to [`observe`](Self::observe). The thread
-    /// itself gains no knowledge.
+    /// Reads a stream's progress word, for other threads to [`observe`](Self::observe). This thread gains no knowledge.
     fn publish_word(&self, device: usize, stream: RawStream, address: Address, read: &mut dyn FnMut() -> u64) -> u64;
 
     /// The calling thread has read a stream's progress.

@@ -132,8 +132,7 @@ impl LaunchDims {
         Self::cover(n.min(256 * Self::MOST_BLOCKS))
     }
 
-    /// One thread for each of `n` elements, in blocks of 256 threads; at least one block. CUDA's limit is 2^31 - 1
-    /// blocks.
+    /// One thread for each of `n` elements, in blocks of 256; at least one block. CUDA's limit is 2^31 - 1 blocks.
     ///
     /// # Panics
     /// When `n` elements need more than `u32::MAX` blocks.

@@ -103,8 +103,7 @@ internals! {
         fn own_gang[](self: &Self) -> &Arc<Gang> = &self.session.gang;
         fn handle[](self: &Self) -> &Arc<DeviceHandle> = &self.worker.handle;
         fn core[](self: &Self) -> &Arc<StreamCore> = &self.stream;
-        /// The stream of a device of the pool for messages to other processes. Threads take turns on it in the order of
-        /// commits.
+        /// The stream of a device of the pool for messages to other processes. Threads take turns in commit order.
         fn proxy_stream[](self: &Self, device: usize) -> Result<Arc<StreamCore>> =
             self.worker.shared.proxy_stream(device);
         /// `Err` in a capture, and once its gang has failed.
@@ -121,8 +120,7 @@ internals! {
         fn in_order[](self: &Self) -> OnStream<'_>;
         fn op[](self: &Self, op: &'static str) -> Result<Op<'_>>;
         fn allocate[T: DeviceCopy](self: &Self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>>;
-        /// `len` zeros in a chunk of their own, which can be registered. Where there are no such chunks they are
-        /// pooled.
+        /// `len` zeros in a chunk of their own, which can be registered. Without such chunks they are pooled.
         fn zeros_dedicated[T: DeviceCopy](self: &Self, len: usize) -> Result<DeviceBuffer<T>>;
         /// Page-locked memory near the device, with unspecified contents.
         fn pinned_scratch[](self: &Self, op: &'static str, bytes: usize) -> Result<PinnedBuffer<u8>> =
@@ -213,8 +211,7 @@ internals! {
         /// Returns what each member tells, by rank.
         fn meet[](self: &Self, call: &Call, payload: Payload) -> Result<SmallVec<[Arc<Descriptor>; 8]>> =
             self.meeting().meet(call.clone(), payload, false);
-        /// The blocks of a collective's kernels that wait for each other, where it leaves most of the device to other
-        /// work; 0 where none do.
+        /// A collective's blocks that wait for each other, if it leaves most of the device to other work; 0 if none do.
         fn waiting_blocks[](self: &Self, of: (DType, ReduceOp), shape: &Shape) -> u32 = {
             let limits = self.meeting().limits().overlapping();
             let (machine, direct) = (Machine::of(&self.device().worker.shared), self.is_direct());

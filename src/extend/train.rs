@@ -164,8 +164,7 @@ internals! {
         fn beside['v](self: &Self, via: &'v Device) -> Group<'v>;
         /// Identifies something that all members make.
         fn new_exchange[](self: &Self) -> Origin;
-        /// Whether kernels of the crates above can wait for each other on the devices, and the builder asked for no
-        /// algorithm.
+        /// Whether kernels of crates above can wait for each other on the devices, and the builder named no algorithm.
         fn kernels_meet[](self: &Self) -> bool;
         fn exchange_from[V: Clone + Send + Sync + 'static](self: &Self, origin: Origin, value: V) -> Result<Vec<V>>;
         /// The result must be [ended](PendingReduce::end).

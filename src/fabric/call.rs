@@ -17,8 +17,7 @@ pub struct Origin(u64);
 impl Origin {
     pub(crate) const CAPTURE: Origin = Origin(1);
 
-    /// Of calls from the graph whose first collective was call `number` in the gang at `place`: no other graph has this
-    /// pair.
+    /// Of calls from the graph whose first collective was call `number` in the gang at `place`: no other has this pair.
     pub fn graph(place: u64, number: u64) -> Self {
         Origin((place.rotate_left(32) ^ number) & !Self::EXCHANGE)
     }
@@ -35,8 +34,7 @@ impl Origin {
     const BUCKETS: u32 = 10;
     const BUCKET: u64 = (1 << Self::BUCKETS) - 1;
 
-    /// Of the gradient exchange that was made with call `number` in the gang at `place`. Hashed to fit into a compact
-    /// descriptor.
+    /// Of the gradient exchange made with call `number` in the gang at `place`. Hashed to fit a compact descriptor.
     pub fn exchange(place: u64, number: u64) -> Self {
         let mixed = (place.rotate_left(32) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Origin(Self::EXCHANGE | ((mixed >> 1) & !Self::STEP))

@@ -1,8 +1,7 @@
 //! Collectives as packets from each member to each other one, for collectives whose parts are all of one size.
 //!
-//! For small messages this is the fastest way: every member sends at once what the others need, with the flags in the
-//! data, and waits only for what it receives (`kernels/push.cu`). Larger ones go with one flag per block
-//! (`kernels/eager.cu`).
+//! This is fastest for small messages: every member sends at once what the others need, with flags in the data, and
+//! waits only for what it receives (`kernels/push.cu`). Larger ones have one flag per block (`kernels/eager.cu`).
 
 use super::{Counts, MOST, Route, Shape};
 

@@ -63,8 +63,7 @@ impl Pack {
     }
 }
 
-/// A value that has come from another process, in parts: [`Transfer::unpack`](crate::collective::Transfer::unpack)
-/// reads them.
+/// A value from another process, in parts: [`Transfer::unpack`](crate::collective::Transfer::unpack) reads them.
 pub struct Unpack<'a> {
     call: LastCall,
     header: &'a [u8],

@@ -1,6 +1,5 @@
-//! Parcels: messages of one device to one other, by `send` and `recv` or by `give` and `take`. Every device has one
-//! box, an MPSC [`Inbox`]. Invariant: a receiver takes the parcels of one sender under one label in the order in which
-//! they were sent.
+//! Parcels: messages of one device to one other, by `send` and `recv` or by `give` and `take`. Each device has one box,
+//! an MPSC [`Inbox`]. Invariant: a receiver takes one sender's parcels under one label in the order of their sends.
 #![allow(missing_docs, reason = "only the crates above see it, through `extend`")]
 
 use super::Call;

@@ -16,8 +16,7 @@
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
 
-/// More bytes than any memory has. So sizes, times the members and rounded up, do not overflow, also in a question
-/// (`explain`).
+/// More bytes than any memory has. So sizes, times the members and rounded up, do not overflow, also in `explain`.
 pub(crate) const MOST_BYTES: usize = usize::MAX >> 8;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,8 +55,7 @@ impl Counts {
     }
 }
 
-/// A collective and its sizes. `in_place`: source and destination are one buffer, which has room for the parts of all
-/// members.
+/// A collective and its sizes. `in_place`: source and destination are one buffer, with room for all members' parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "names say it")]
 pub enum Shape {

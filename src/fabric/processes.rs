@@ -1,5 +1,4 @@
-//! The door to other processes: `gpu-pool-cluster` implements these traits. This crate knows neither its protocol nor
-//! its transports.
+//! The door to other processes: `gpu-pool-cluster` implements the traits. Its protocol and transports are unknown here.
 //!
 //! A *host* is one process of the cluster, with its number; several may run on one machine. A *place* is a device of a
 //! host. `collective/across.rs` has the part of the door that groups call.

@@ -4,8 +4,7 @@
 
 use std::ops::Range;
 
-/// Slices and tiles begin at multiples of this many bytes: a cache line, so that no two devices or threads write to one
-/// line.
+/// Slices and tiles begin at multiples of so many bytes: a cache line, so no two devices or threads write to one line.
 pub const GRAIN: usize = 128;
 
 /// Tiles in rounds: a round has one tile for each of `abreast` workers.

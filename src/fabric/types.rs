@@ -172,10 +172,9 @@ pub enum Algorithm {
     /// in its own memory, and send the result back. Moves are plain copies. Without peer access they are staged through
     /// the host. It takes scratch of up to 128 MiB on each device for sums, and less where memory is short.
     Copies,
-    /// Through page-locked memory of the host, which all devices can name: one kernel on each, whose peers' meet it
-    /// there. The fastest one without peer access. If it is asked for on GPUs with peer access, or on software
-    /// GPUs, it goes piece by piece of up to 1 MiB, ordered by events, and waits on the host when the device is four
-    /// calls behind.
+    /// Through page-locked host memory, which all devices can name: one kernel on each, whose peers' meet it there. The
+    /// fastest one without peer access. If asked for on GPUs with peer access, or on software GPUs, it goes piece by
+    /// piece of up to 1 MiB, ordered by events, and waits on the host when the device is four calls behind.
     Staged,
     /// Down to page-locked memory of the host, where the device threads do the arithmetic, each its own slice of every
     /// piece, and up again: no kernel runs, and no access to peers' memory is needed.
@@ -188,9 +187,8 @@ pub enum Algorithm {
     Host,
     /// `all_reduce` and `all_reduce_into` around a ring (`f32` and `f64`, `Sum` and `Avg`): by one kernel on each
     /// device, which writes to its successor's memory alone, or by copies where they are faster and where kernels
-    /// cannot meet. The bits are the same by either. The kernels need memory for arriving data, up to 48 MiB on each
-    /// device. Under `Auto` more than two GPUs with peer access go round from 32 MB on. Other calls fall back to
-    /// `Auto`.
+    /// cannot meet. The bits are the same. The kernels need memory for arriving data, up to 48 MiB on each device.
+    /// Under `Auto` more than two GPUs with peer access go round from 32 MB on. Other calls fall back to `Auto`.
     Ring,
 }
 

@@ -76,8 +76,7 @@ pub struct Gang {
     pub(crate) site: Site,
     left: Box<[Flag]>,
     last_calls: Mutex<Vec<(usize, LastCall)>>,
-    /// Empty if this gang has no broadcasts. Each gang has its own slots: a member in a later gang must not overwrite
-    /// one.
+    /// Empty without broadcasts. Each gang has its own slots: a member in a later gang must not overwrite one.
     broadcast_slots: Box<[BroadcastSlot<BROADCAST_WORDS>]>,
     word: CommitWord,
     groups: Mutex<Vec<GroupWord>>,
@@ -174,8 +173,7 @@ impl Gang {
         &self.wakers[rank]
     }
 
-    /// Fails the gang, unless it has failed already. `by` is the ordinal of the device that failed. Returns whether
-    /// this call was the first.
+    /// Fails the gang, unless it has failed. `by` is the failed device's ordinal. Returns whether this call was first.
     pub fn poison(&self, by: usize, cause: Error) -> bool {
         let first = self.fail(by, cause);
         if first {

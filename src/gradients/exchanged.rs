@@ -27,8 +27,7 @@ impl<'a, T: Gradient> Exchanged<'a, T> {
         if self.exchanged { &self.exchange.unused } else { &[] }
     }
 
-    /// A gradient of all members, like [`GradientExchange::grad`]. It is here, too, so that one kernel can read it and
-    /// the [norm](Self::norm).
+    /// All members' gradient, like [`GradientExchange::grad`], so that one kernel reads it and the [norm](Self::norm).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when there is no such gradient.

@@ -93,8 +93,7 @@ pub(super) fn pack<G: Gradient, W: Element>(
     launch(dev, &builtin::GRADIENTS, between::<G, W>()?.pack, blocks(covered), &args, &touched)
 }
 
-/// Unpacks `n` elements of the wire, from `first` on, into their segments, and writes the sums of their squares to
-/// `partial`.
+/// Unpacks `n` elements of the wire, from `first` on, into their segments. Writes their sums of squares to `partial`.
 #[track_caller]
 pub fn unpack<G: Gradient, W: Element>(
     dev: &Device,

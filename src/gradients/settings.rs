@@ -1,5 +1,4 @@
-//! Settings of an exchange, and their builder. Invariant: an exchange exists only if the settings of all members were
-//! equal.
+//! Settings of an exchange, and their builder. Invariant: an exchange exists only if all members' settings were equal.
 
 use super::{Difference, GradientExchange, difference::mismatch, element::Gradient};
 use crate::{
@@ -23,8 +22,7 @@ pub enum Wire {
     /// `half::bf16`: half the bytes of `f32`. Gradients are rounded to 8 bits before the exchange and again after it,
     /// with `f32` between. It has the range of `f32` except at the very end: values beyond 3.39e38 become infinite.
     Bf16,
-    /// `half::f16`: half the bytes of `f32`. Gradients are rounded to 11 bits twice; values beyond 65504 become
-    /// infinite.
+    /// `half::f16`: half the bytes of `f32`. Gradients are rounded to 11 bits twice; beyond 65504 they become infinite.
     F16,
 }
 
@@ -113,11 +111,10 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
         /// [`Exchanged::norm`](super::Exchanged::norm).
         norm: bool;
 
-        /// Whether members tell each other at the end of a step which gradients they had (default: yes), for
+        /// Whether members tell each other at a step's end which gradients they had (default: yes), for
         /// [`Exchanged::unused`](super::Exchanged::unused). It costs one meeting of the host threads, some
-        /// microseconds. Without it gradients that no member had are zero all the same. But members in different steps,
-        /// because they [left out](GradientExchange::set_sync) different exchanges, are then not detected after the
-        /// first exchange.
+        /// microseconds. Without it gradients that no member had are still zero. But members in different steps,
+        /// because they [left out](GradientExchange::set_sync) different exchanges, are not detected after the first.
         find_unused: bool;
 
         /// Whether buckets are rebuilt after the first step, in the order in which gradients became ready on rank 0

@@ -82,8 +82,7 @@ impl<T: Gradient> GradientExchange<T> {
         }
     }
 
-    /// A gradient is ready: the work submitted so far writes it. Starts its bucket, and later buckets that waited, when
-    /// they are complete.
+    /// A gradient is ready: work submitted so far writes it. Starts its bucket, and later ones waiting, when complete.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when there is no such gradient, it was ready already in this step, it comes after
@@ -153,8 +152,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// before it, and all members of a process call it with the same buckets in one order.
     ///
     /// # Errors
-    /// Those of [`finish`](Self::finish); [`Error::InvalidArgument`] for a bucket that is not there, and without
-    /// exchange.
+    /// Those of [`finish`](Self::finish); [`Error::InvalidArgument`] for a missing bucket, and without exchange.
     #[track_caller]
     pub fn finish_bucket(&mut self, dev: &Device, bucket: usize) -> Result<&[usize]> {
         let _here = OpSite::here("finish_bucket");

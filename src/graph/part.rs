@@ -7,7 +7,7 @@ use crate::{
         replay::{Captured, Meetings},
     },
     error::{Error, Result, Site, op_site::OpSite},
-    memory::{History, Reserved, Turns},
+    memory::{BlockRef, History, Reserved, Turns, UsesOf},
     thread::graph_exec::GraphExec,
     token::recording::{Recorded, Touched},
 };
@@ -59,8 +59,7 @@ impl Segment {
             (None, _) => {
                 let _turns = dev.ordered.then(|| Turns::take(self.touched.iter().map(|touched| &*touched.block)));
                 if dev.ordered {
-                    let mut touched = self.touched.iter().map(Touched::parts);
-                    touched.try_for_each(|(block, bytes, access)| {
+                    self.uses(dev).try_for_each(|(block, bytes, access)| {
                         block.hazards.order_launch(name, &dev.stream, bytes, access)
                     })?;
                 }
@@ -70,8 +69,7 @@ impl Segment {
             }
             (Some(meetings), Some(group)) => {
                 let call = OpSite { op: name, site };
-                let uses = self.touched.iter().map(Touched::parts);
-                let reserve = || Reserved::take_by(History::order_launch, call, &dev.stream, uses);
+                let reserve = || Reserved::take_by(History::order_launch, call, &dev.stream, self.uses(dev));
                 let _reserved = dev.ordered.then(reserve).transpose()?;
                 let blocks = self.touched.iter().map(|touched| &touched.block);
                 meetings.launch(group.meeting(), site, launch, || self.note(dev), blocks)
@@ -82,9 +80,15 @@ impl Segment {
 
     fn note(&self, dev: &Device) {
         let sequence = dev.stream.submit();
-        for Touched { block, bytes, access } in &self.touched {
-            block.hazards.note(&dev.stream, sequence, bytes.clone(), *access);
+        for (block, bytes, access) in self.uses(dev) {
+            block.hazards.note(&dev.stream, sequence, bytes.clone(), access);
         }
         self.exec.launched(&dev.stream, sequence);
+    }
+
+    /// Of a launch on the device's current stream: that of the capture was another one.
+    fn uses<'s>(&'s self, dev: &'s Device) -> impl UsesOf<'s> {
+        let on = |(block, bytes, access): (&'s BlockRef, _, _)| (block, bytes, block.access_on(&dev.stream, access));
+        self.touched.iter().map(Touched::parts).map(on)
     }
 }

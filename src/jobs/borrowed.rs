@@ -83,8 +83,7 @@ impl<F: Send, T: Send> Answers<T> for Packet<Borrowing<Single<F, T>>> {
 }
 
 impl Jobs {
-    /// Runs `f`, which gives out jobs that may borrow from the caller. Returns when all of them are over, also if `f`
-    /// panics.
+    /// Runs `f`, which gives out jobs that may borrow from the caller. Returns when all are over, also if `f` panics.
     ///
     /// The page "Jobs" of the guide has an example.
     ///

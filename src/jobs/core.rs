@@ -1,9 +1,8 @@
 //! The core of a queue of jobs: its state under one lock.
 //!
-//! Device threads call [`Core`] by [visits](Visit): entries in the queue of a device's thread, in the order of gangs. A
-//! visit takes jobs until another entry waits; then a new visit goes to the end of the queue. Invariant: while a job is
-//! in the queue, a visit of a device is under way or will come, or a gang's is. The lock is never held while user code
-//! runs.
+//! Device threads call [`Core`] by [visits](Visit): entries in a device thread's queue, in the order of gangs. A visit
+//! takes jobs until another entry waits; then a new one goes to the end of the queue. Invariant: while a job is in the
+//! queue, a visit of a device is under way or will come, or a gang's is. The lock is never held while user code runs.
 
 use super::{Ended, Job, Meter, Need, Placed, Rank, Running, Table, gang::GangJob, placement::Start, state::State};
 use crate::{
@@ -17,7 +16,12 @@ use crate::{
 };
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
-use std::{collections::BTreeMap, mem, rc::Rc, sync::Arc, task::Waker};
+use std::{cell::Cell, collections::BTreeMap, mem, rc::Rc, sync::Arc, task::Waker};
+
+thread_local! {
+    /// Jobs that this thread ends: a drop of a user's value there does not wait for itself.
+    static ENDING: Cell<usize> = const { Cell::new(0) };
+}
 
 #[derive(Default)]
 pub(super) struct Posts {
@@ -202,7 +206,7 @@ impl Core {
         let shared = &self.shared;
         let entering = shared.entering.enter();
         let pool = shared.handles[0].pool;
-        let place = std::cell::Cell::new(0);
+        let place = Cell::new(0);
         ORDER.enter_each(&queues(shared, devices), |rank| {
             if rank == 0 {
                 place.set(next_place());
@@ -292,7 +296,7 @@ impl Core {
 
     pub fn is_idle(&self) -> bool {
         let state = self.state.lock();
-        state.table.len() + state.begun() + state.ending == 0
+        state.table.len() + state.begun() + state.ending.saturating_sub(ENDING.get()) == 0
     }
 
     /// `None` also for a gang that has not begun.
@@ -376,7 +380,9 @@ impl Core {
         let count = jobs.len();
         state.ending += count;
         drop(state);
+        ENDING.set(ENDING.get() + count);
         jobs.into_iter().for_each(|job| job.fail(error));
+        ENDING.set(ENDING.get() - count);
         self.lock().ending -= count;
         self.changed.notify();
     }

@@ -20,8 +20,7 @@ pub(super) struct GangJob {
     packet: Arc<Packet>,
     rank: Rank,
     placed: Mutex<Option<Placed>>,
-    /// Decided by the member that comes first. False if the job was cancelled by then, or if a device is lost: then the
-    /// job goes to others.
+    /// Set by the first member to come. False if the job is cancelled by then, or a device is lost: then others get it.
     begins: OnceCell<bool>,
     known: Mutex<Option<Box<Token>>>,
     ended: Mutex<Vec<Option<Box<Handover>>>>,
@@ -82,13 +81,14 @@ impl Visit<Rc<Worker>> for GangJob {
             worker.handle.take_over(known.as_deref());
         }
         drop(ended);
-        let Some(placed) = self.placed.lock().take() else { return };
         let mut how = self.gang.cause().map_or(Ok(()), |(_, cause)| Err(cause));
         let core = &self.core;
         for &device in &self.devices {
             core.look_for_loss(device, how.as_ref().err());
         }
         let mut state = core.lock();
+        // Under the lock: until here it could be withdrawn, from here on it is over, or back in the queue.
+        let Some(placed) = self.placed.lock().take() else { return };
         self.devices.iter().for_each(|&device| state.table.thread_is_free(device));
         let job = if begins || how.is_err() {
             core.account(&mut state, placed, &self.devices, &mut how)

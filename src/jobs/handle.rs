@@ -133,8 +133,7 @@ impl<T: Send> JobHandle<T> {
 
     /// Cancels the job. If it has not begun, it never will. Otherwise [`Device::cancelled`](crate::Device::cancelled)
     /// is true in its closure, its next operation returns [`Error::Aborted`], and a collective in which it waits ends.
-    /// In both cases the answer is [`Error::Cancelled`], unless the closure has already ended. Returns whether the job
-    /// had not begun.
+    /// Either way the answer is [`Error::Cancelled`], unless the closure has ended. Returns whether it had not begun.
     #[track_caller]
     pub fn cancel(&self) -> bool {
         self.core.cancel(self.rank, Error::Cancelled { op: "cancel", site: Location::caller() })

@@ -189,8 +189,7 @@ impl<S: 'static> JobsBuilder<'_, Make<S>> {
 }
 
 impl Jobs {
-    /// Submits a job. Waits while the queue is full, except on a device's thread: a job's own submissions go beyond the
-    /// bound.
+    /// Submits a job. Waits while the queue is full, except on device threads: a job's submissions exceed the bound.
     ///
     /// # Errors
     /// [`Error::Closed`] after [`close`](Self::close) or [`abort`](Self::abort), or if the pool is closed;

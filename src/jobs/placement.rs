@@ -1,7 +1,6 @@
 //! Placement: which job begins next, and on which devices. Plain data without threads and without a clock.
 //!
-//! The engine holds a [`Table`] under its lock and asks it after each change.
-//! The rules, in this order:
+//! The engine holds a [`Table`] under its lock and asks it after each change. The rules, in this order:
 //!
 //! 1. A job that is *due* comes first. The n-th job is due when [`AGE`] jobs more than the n before it have left the
 //!    queue. While it waits, nothing else begins on the devices that it needs. So no job waits for ever.

@@ -81,15 +81,13 @@ impl<'j> JobSpec<'j> {
     }
 
     /// Runs on so many devices in parallel, as one gang: the closure runs on each of them, with the group of all, and
-    /// the handle has the results by rank. It begins when so many devices are idle. The page "Jobs" of the guide has
-    /// an example.
+    /// the handle has the results by rank. It begins when so many are idle. The guide's page "Jobs" has an example.
     pub fn gpus(mut self, gpus: usize) -> JobSpec<'j, Several> {
         self.need.gpus = gpus;
         self.into_kind()
     }
 
-    /// Begins again after an error, a panic or the loss of its device: at most so many times. Then the closure is an
-    /// `FnMut`.
+    /// Begins again after an error, a panic or its device's loss, at most so many times. The closure is an `FnMut`.
     pub fn retry(mut self, times: u32) -> JobSpec<'j, Again> {
         self.retries = times;
         self.into_kind()

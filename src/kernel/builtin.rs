@@ -1,7 +1,6 @@
 //! The crate's own kernels, with their host kernels. `ops`, collectives, gradients and the probe launch them.
 //!
-//! The device code (`kernels/*.cu`) is compiled ahead of time and embedded, so a program needs a driver, but no
-//! toolkit.
+//! Device code (`kernels/*.cu`) is compiled ahead of time and embedded: a program needs a driver but no toolkit.
 //!
 //! Invariant: two runs on one kind of device give the same bits. Between a GPU, which fuses multiply and add and adds
 //! sums in another order, and a software GPU, the last bits may differ.

@@ -107,6 +107,12 @@ impl Block {
         self.in_graph.raise();
     }
 
+    /// How a use counts on this stream. Other code may have written its memory on its own stream before, and may do so
+    /// after it.
+    pub fn access_on(&self, stream: &StreamCore, access: Access) -> Access {
+        if stream.adopted && self.region().adopted { Access::Write } else { access }
+    }
+
     /// Whether a graph names it.
     #[inline]
     pub fn is_in_graph(&self) -> bool {

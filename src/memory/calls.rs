@@ -161,8 +161,7 @@ impl CallLog {
         self.push(kind as u64, what(op, site), stream)
     }
 
-    /// Notes that the thread begins to wait for a device, which may be its own. A wait between two calls has the place
-    /// of the last one.
+    /// Notes that the thread begins to wait for a device, maybe its own. A wait between calls has the last one's place.
     #[track_caller]
     pub fn wait(&self, op: &'static str, device: usize) -> Entry<'_> {
         let outer = OpSite::current().map_or(self.last.get(), |outer| what(outer.op, outer.site));
@@ -223,8 +222,7 @@ pub struct Entry<'l> {
 }
 
 impl Entry<'_> {
-    /// The number of the operation on its stream, and the bytes of its largest operand. Those of a collective are
-    /// known already.
+    /// The operation's number on its stream, and the bytes of its largest operand. A collective's are known already.
     #[inline]
     pub fn submitted(&self, sequence: u64, bytes: usize) {
         let history = &self.log.calls.history;

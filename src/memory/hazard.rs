@@ -2,9 +2,8 @@
 //!
 //! Rust's borrows order the *calls*; the work runs later, on streams of several devices: an `Arc<DeviceBuffer>` may be
 //! read on device 1, dropped there, unwrapped and written on device 0. So each use is noted with its stream, number and
-//! byte range. A new use conflicts with an old one if the ranges overlap, one of them writes, and the streams differ;
-//! then it first makes its stream wait. Freed memory keeps its uses: reuse is one more conflicting use (cf.
-//! pytorch#196257).
+//! byte range. A new use conflicts with an old one if the ranges overlap, one writes, and the streams differ; then its
+//! stream waits first. Freed memory keeps its uses: reuse is one more conflicting use (cf. pytorch#196257).
 
 mod history;
 mod lending;
@@ -12,7 +11,7 @@ mod reserved;
 
 pub(crate) use history::{History, Tenants};
 pub use lending::Lending;
-pub(crate) use reserved::Reserved;
+pub(crate) use reserved::{Reserved, UsesOf};
 
 use super::{DeviceHandle, StreamCore};
 use crate::{
@@ -98,9 +97,8 @@ impl Hazards {
         }
         uses.retain(|old| {
             let covered = bytes.start <= old.bytes.start && old.bytes.end <= bytes.end;
-            // A write replaces all uses in its range that it comes after, which are those that it has waited for. A use
-            // that came in between stays (a graph may write memory that cudarc has borrowed). A read replaces older
-            // reads of its own stream.
+            // A write replaces all uses in its range that it comes after: those it has waited for. A use in between
+            // stays (a graph may write memory that cudarc has borrowed). A read replaces older reads of its stream.
             let implied = covered
                 && old.sequence < OPEN
                 && match access {
@@ -121,8 +119,7 @@ impl Hazards {
     }
 
     /// A use that lasts until [`close`](Self::close), by foreign code. Until then every conflicting use waits for all
-    /// that the stream has by then. If it is never closed, it is over when the scope has ended. `site`: the program's
-    /// call.
+    /// that the stream has by then. If never closed, it is over when the scope has ended. `site`: the program's call.
     #[cfg(feature = "cuda")]
     pub(crate) fn open(&self, stream: &Arc<StreamCore>, bytes: Range<usize>, access: Access, site: Site) {
         let (stream, sequence, opened) = (stream.clone(), stream.open_number(), Some(site));

@@ -21,8 +21,7 @@ macro_rules! host_access {
             pub fn as_slice(&self) -> Result<&[T]> {
                 self.ready(concat!(stringify!($buffer), "::as_slice"), Access::Read)?;
                 // SAFETY: the block holds `len` initialised elements of a Pod type, aligned to 256 bytes. No device
-                // writes them any more, and no such work can start while `self` is borrowed, since it needs
-                // `&mut self`.
+                // writes them any more, and none can start while `self` is borrowed: it needs `&mut self`.
                 Ok(unsafe { slice::from_raw_parts(self.ptr(), self.len) })
             }
 

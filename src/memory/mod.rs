@@ -1,5 +1,4 @@
-//! Memory of one device: allocation, buffers, streams, and the order between uses of a block; reports of the holders of
-//! memory.
+//! Memory of one device: allocation, buffers, streams, the order of uses of a block, and reports of memory holders.
 //!
 //! # Inside
 //!
@@ -46,7 +45,7 @@ pub(crate) use self::{
     cache::{Cache, MemoryLimit, OnOutOfMemory, Request},
     event::Event,
     handle::{DeviceHandle, Handover},
-    hazard::{Access, History, Reserved},
+    hazard::{Access, History, Reserved, UsesOf},
     peer_staging::PeerStaging,
     pinned::{Locality, PinnedPool},
     progress::Progress,

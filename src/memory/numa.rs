@@ -1,9 +1,8 @@
 //! The machine's NUMA nodes: which of them is near a device, how to get memory from it and to run on its CPUs.
 //!
-//! A copy between a GPU and page-locked memory of the other socket crosses the link between the sockets.
-//! `cuMemHostAlloc` takes pages from the node of the calling thread, unless the thread's memory policy says otherwise.
-//! So the policy is set around the call (`set_mempolicy(2)`). Where that is refused (in containers), memory comes from
-//! any node.
+//! A copy between a GPU and page-locked memory of the other socket crosses the link between sockets. `cuMemHostAlloc`
+//! takes pages from the node of the calling thread, unless its memory policy says otherwise. So the policy is set
+//! around the call (`set_mempolicy(2)`). Where that is refused (in containers), memory comes from any node.
 
 use super::DeviceHandle;
 use std::{fs, sync::Arc};
@@ -112,8 +111,7 @@ impl Node {
         allocate()
     }
 
-    /// Touches fresh pages, if a driver that locks pages has not taken them already. The bytes belong to the caller,
-    /// and hold zeros.
+    /// Touches fresh pages, unless a driver that locks pages has taken them. The bytes are the caller's and hold zeros.
     pub(crate) unsafe fn take(self, at: *mut u8, bytes: usize) {
         self.near(|| {
             for page in (0..bytes).step_by(4096) {

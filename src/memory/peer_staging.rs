@@ -1,8 +1,7 @@
 //! Page-locked buffers and events for copies between two devices that have no access to each other's memory.
 //!
 //! A pool keeps one [`PeerStaging`] per ordered pair of devices; `copy/peer.rs` submits the copies. Invariant: a
-//! buffer's events cover all uses of it, unless `spoilt`. A buffer that a stuck stream may still use never gets another
-//! owner.
+//! buffer's events cover all its uses, unless `spoilt`. A buffer that a stuck stream may use never gets another owner.
 
 use super::{BlockRef, DeviceHandle, Locality, PinnedPool, StreamCore};
 use crate::{driver::RawEvent, error::Result};

@@ -12,14 +12,12 @@ use std::{
     time::Duration,
 };
 
-/// `len` elements of `T` in page-locked host memory. Copies from and to it do not wait, and run at the full speed of
-/// the bus.
+/// `len` elements of `T` in page-locked host memory. Copies from and to it do not wait, and run at full bus speed.
 ///
 /// There is no `Deref<Target = [T]>`: a host access may have to wait for a copy, and the wait can fail.
 /// [`as_slice`](Self::as_slice) and [`slice`](Self::slice) wait for copies that write the memory,
-/// [`as_mut_slice`](Self::as_mut_slice) waits for all copies. Dropping a buffer in flight defers its reuse. So the
-/// classic mistakes cannot be written: reading before the copy has arrived, freeing during a copy (pytorch#130785,
-/// pytorch#127612).
+/// [`as_mut_slice`](Self::as_mut_slice) waits for all copies. Dropping a buffer in flight defers its reuse. So classic
+/// mistakes cannot be written: reads before the copy has arrived, frees during a copy (pytorch#130785, pytorch#127612).
 ///
 /// The page "Memory" of the guide has an example.
 pub struct PinnedBuffer<T: DeviceCopy> {

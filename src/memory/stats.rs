@@ -1,11 +1,9 @@
-//! The counters of a memory pool: those that users see, and the words in which the owner publishes them to other
-//! threads.
+//! A memory pool's counters: those for users, and the words in which the owner publishes them to other threads.
 
 use super::Bytes;
 use std::fmt;
 
-/// Counters of a device's memory pool, from [`Device::stats`](crate::Device::stats). The `Display` form is meant for
-/// people.
+/// Counters of a device's memory pool, from [`Device::stats`](crate::Device::stats). The `Display` form is for people.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "insight", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
@@ -31,15 +29,13 @@ pub struct MemoryStats {
     pub steals: u64,
     /// Steals for which the new stream has to wait. The other steals found memory that was idle or already ordered.
     pub waits: u64,
-    /// Allocations that the pool's free lists could not serve: the pool had to merge, map, flush or wait. Constant in
-    /// the steady state.
+    /// Allocations that no free list served: the pool had to merge, map, flush or wait. Constant in the steady state.
     pub ladder: u64,
     /// Slabs: pieces of memory that are cut into blocks of one size.
     pub slabs: u64,
     /// Driver calls made for allocations. Constant in the steady state.
     pub driver_calls: u64,
-    /// Bytes of other code's memory in live buffers, from [`Device::adopt`](crate::Device::adopt). The other counters
-    /// do not include them.
+    /// Bytes of other code's memory in live buffers, from [`Device::adopt`](crate::Device::adopt). Counted only here.
     pub adopted: u64,
 }
 

@@ -228,10 +228,9 @@ impl StreamCore {
     }
 
     /// All later work of this stream waits, on the device, for operation `sequence` of `other`, unless an earlier wait
-    /// implies this one: for an [`early`] event behind the operation, or one that is recorded only now (most blocks are
-    /// never shared, so most events never exist). That captures all that `other` has submitted by now, which cannot
-    /// deadlock: every wait refers to earlier work; and kernels that spin for peers are launched only after the whole
-    /// gang has met.
+    /// implies this one: for an [`early`] event behind the operation, or one recorded only now (most blocks are never
+    /// shared, so most events never exist). That captures all that `other` has submitted, which cannot deadlock: every
+    /// wait refers to earlier work; and kernels that spin for peers are launched only after the whole gang has met.
     pub fn wait_for(&self, op: &'static str, other: &StreamCore, sequence: u64) -> Result<()> {
         if self.comes_after(other, sequence) {
             return Ok(());

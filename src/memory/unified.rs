@@ -17,8 +17,7 @@ use std::{marker::PhantomData, sync::Arc, time::Duration};
 
 /// `len` elements of `T` in managed memory: one address on the host and on every device.
 ///
-/// A scope gives each device its own rows, so no two devices touch the same element, and the host cannot look while
-/// they work:
+/// A scope gives each device its own rows, so no two touch one element, and the host cannot look while they work:
 ///
 /// ```
 /// let pool = gpu_pool::GpuPool::builder().host(3).build()?;
@@ -31,8 +30,7 @@ use std::{marker::PhantomData, sync::Arc, time::Duration};
 /// # Ok::<(), gpu_pool::Error>(())
 /// ```
 ///
-/// Such a run replaces the usual loop `for (gpu, dev) in devices() { ..; synchronize() }` over unified memory; it
-/// synchronises by itself.
+/// A run replaces the usual `for (gpu, dev) in devices() { ..; synchronize() }` over unified memory and synchronises.
 pub struct UnifiedBuffer<T: DeviceCopy> {
     pub(super) block: BlockRef,
     pub(super) len: usize,
@@ -65,8 +63,7 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
         UnifiedRows { buffer: self, width }
     }
 
-    /// Rows of `width` elements for the devices to write; [`GpuPool::with`](crate::GpuPool::with) splits them
-    /// over the devices.
+    /// Rows of `width` elements for the devices to write; [`GpuPool::with`](crate::GpuPool::with) splits them.
     pub fn rows_mut(&mut self, width: usize) -> UnifiedRowsMut<'_, T> {
         UnifiedRowsMut { buffer: self, width }
     }

@@ -1,5 +1,4 @@
-//! Borrowed parts of buffers, and the traits by which operations take them. Invariant: a view never reaches beyond its
-//! buffer.
+//! Borrowed parts of buffers, and traits by which operations take them. Invariant: a view never exceeds its buffer.
 
 use super::{BlockRef, DeviceCopy};
 use crate::driver::Address;
@@ -48,8 +47,7 @@ macro_rules! common {
 common! { DeviceView DeviceViewMut }
 
 impl<'a, T: DeviceCopy> DeviceView<'a, T> {
-    /// A part of this view. It takes the view by value and keeps the buffer's lifetime, so that `x.slice(..).slice(..)`
-    /// borrows no temporary.
+    /// A part of this view, by value and with the buffer's lifetime: `x.slice(..).slice(..)` borrows no temporary.
     ///
     /// # Panics
     /// When the range is out of bounds.

@@ -1,5 +1,4 @@
-//! Conversions from and to integers for `Device::cast`: `kernels/cast.cu`. Those between floating-point types are in
-//! `kernel::builtin`.
+//! Conversions from and to integers for `Device::cast`: `kernels/cast.cu`. Those between floats: `kernel::builtin`.
 //!
 //! Invariant: the rules of Rust's `as`. A floating-point number is cut towards zero and saturates, a NaN becomes 0; an
 //! integer keeps the low bits of another; an integer becomes the nearest floating-point number, rounded once.

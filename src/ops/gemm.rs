@@ -28,12 +28,10 @@ impl Device {
     /// of `a` and `b` are matched from the innermost on, and a dimension of one is used for all of the other side, as
     /// in PyTorch. `a` and `b` are [`Matrix`]: columns, rows, transposes and batches of a buffer's elements.
     ///
-    /// A batch of one dimension is one call of cuBLAS. So is one of several dimensions, if the distances between the
-    /// matrices of `a`, of `b` and of `c` let them be counted in one. Else the longest dimension is one call, which is
-    /// repeated for the others.
+    /// A batch of one dimension is one cuBLAS call. So is one of several, if the distances between the matrices of `a`,
+    /// of `b` and of `c` let them be counted in one. Else the longest dimension is one call, repeated for the others.
     ///
-    /// The page "Your own kernels, and cudarc" of the guide has an example, and "Operations" computes attention with
-    /// batches.
+    /// The guide's page "Your own kernels, and cudarc" has an example; "Operations" computes attention with batches.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when the shapes do not fit, [`Error::WrongDevice`], [`Error::Aborted`], the driver's
@@ -61,8 +59,7 @@ impl Device {
         self.multiply("gemm_tf32", GemmType::Tf32, (alpha.into(), beta.into()), (a, b), c)
     }
 
-    /// The product `a * b` in a new buffer: [`gemm`](Self::gemm) with `alpha` 1 and `beta` 0. The products of a batch
-    /// come one after the other.
+    /// `a * b` in a new buffer: [`gemm`](Self::gemm) with `alpha` 1 and `beta` 0. A batch's products follow each other.
     ///
     /// ```
     /// # use gpu_pool::Matrix;

@@ -12,8 +12,7 @@ use std::{
 
 pub(super) const DIMS: usize = 3;
 
-/// Where the elements of a batch of matrices lie in a view. Row-major; `rows` and `cols` are those of the matrix as it
-/// is used.
+/// Where elements of a batch of matrices lie in a view. Row-major; `rows` and `cols` are those of the matrix as used.
 #[derive(Clone, Copy)]
 pub struct Layout {
     pub(super) first: usize,

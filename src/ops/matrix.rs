@@ -1,5 +1,4 @@
-//! Matrices in views, for [`Device::gemm`](crate::Device::gemm). Invariant: the matrices of a [`MatrixMut`] do not
-//! overlap.
+//! Matrices in views, for [`Device::gemm`](crate::Device::gemm). Invariant: those of a [`MatrixMut`] do not overlap.
 
 use super::layout::{DIMS, Layout};
 use crate::{
@@ -8,8 +7,7 @@ use crate::{
 };
 use std::ops::RangeBounds;
 
-/// A row-major matrix in a view, or a batch of them, as [`gemm`](crate::Device::gemm) reads it. It is small and
-/// `Copy`.
+/// A row-major matrix in a view, or a batch of them, as [`gemm`](crate::Device::gemm) reads it. It is small and `Copy`.
 ///
 /// The parts of a matrix are matrices: no element moves for [`columns`](Self::columns), [`rows`](Self::rows),
 /// [`t`](Self::t), [`split_rows`](Self::split_rows) and [`split_columns`](Self::split_columns).
@@ -117,8 +115,7 @@ macro_rules! parts {
                 self.layout.count()
             }
 
-            /// The number of matrices in each dimension of the batch, the outermost first. Of a single matrix it is
-            /// empty.
+            /// The number of matrices in each dimension of the batch, the outermost first. Empty for a single matrix.
             pub fn counts(&self) -> Vec<usize> {
                 self.layout.batch[DIMS - self.layout.depth..].iter().map(|&(count, _)| count).collect()
             }

@@ -14,8 +14,7 @@ use crate::{
 pub struct Explanation {
     /// The algorithm. In a group of several processes: that of the first step, a reduce_scatter inside each process.
     pub algorithm: Algorithm,
-    /// How the devices meet: in the kernels themselves, in their data, by events of the streams, or by their host
-    /// threads.
+    /// How the devices meet: in the kernels themselves, in their data, by stream events, or by their host threads.
     pub meets: &'static str,
     /// Why this algorithm.
     pub reason: &'static str,

@@ -38,7 +38,8 @@ impl<T: 'static> PerDevice<T> {
     /// Replaces every device's value by a new one. This clears any poison.
     ///
     /// # Errors
-    /// As [`GpuPool::run`](crate::GpuPool::run). If some devices fail, every value is poisoned.
+    /// As [`GpuPool::run`](crate::GpuPool::run). If some devices fail, the values are poisoned, but those of
+    /// devices where `f` has not begun.
     #[track_caller]
     pub fn reset(&mut self, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<()> {
         self.fill("reset", |dev, shard| OpSite::outside(|| f(dev, shard)))

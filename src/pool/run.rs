@@ -271,9 +271,8 @@ impl GpuPool {
     }
 
     /// A run with a name, for pools in a cluster of which several threads run scopes in parallel: the n-th scope of a
-    /// name in this process belongs to the n-th of that name in all processes, and all processes begin them in one
-    /// order. So their collectives find each other whichever thread comes first. It begins when all processes have
-    /// called it.
+    /// name in this process belongs to the n-th of that name in all processes, and all begin them in one order. So
+    /// their collectives find each other whichever thread comes first. It begins when all processes have called it.
     ///
     /// Scopes without a name find each other by the order of their first
     /// [`Device::world`](crate::Device::world). Without a cluster the name changes nothing.

@@ -1,5 +1,4 @@
-//! Gangs that no caller waits for: those of jobs. Invariant: after [`fly`] has failed, no work is in flight on any
-//! stream of the device.
+//! Gangs of jobs: no caller waits for them. Invariant: after [`fly`] failed, no device stream has work in flight.
 
 use super::{
     as_it_is,
@@ -53,8 +52,7 @@ impl Flight {
     }
 }
 
-/// Its work may still be in flight at the return. With `own_stream` the token works on a stream that no other flight
-/// has.
+/// Its work may still be in flight on return. With `own_stream` the token works on a stream that no other flight has.
 pub(crate) fn fly(
     worker: &Rc<Worker>,
     gang: &Arc<Gang>,

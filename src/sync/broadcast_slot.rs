@@ -14,8 +14,7 @@ pub struct BroadcastSlot<const N: usize> {
     pages: [Mirror<N>; 2],
 }
 
-/// The page of a broadcast; how many it had before; and the function from that count to the number of the page's last
-/// one.
+/// The page of a broadcast; how many it had before; and a function from that count to the page's last number.
 fn place(number: u64) -> (usize, u64, impl Fn(u64) -> u64) {
     let pages = if flag("broadcast_slot.one_page") { 1 } else { 2 };
     let page = (number - 1) % pages;

@@ -6,8 +6,7 @@
 //! As [`ring`](super::ring), but the memory is not this process's own ([`Memory`]), so an index that the other side has
 //! written may be any number. It is checked before use: a wrong one is [`Corrupt`], and never an access out of bounds.
 //!
-//! Bytes are published in pieces, so that one side copies while the other does, and what one writes is in a cache when
-//! the other reads it.
+//! Bytes are published in pieces, so both sides copy in parallel and what one writes is cached when the other reads it.
 
 use super::{
     shim::atomic::{AtomicU64, Ordering::*},

@@ -36,8 +36,7 @@ impl CommitWord {
         self.lead(seq).is_some()
     }
 
-    /// Like [`commit`](Self::commit); true if this call has committed the number, false if a peer has; `None` after an
-    /// abort.
+    /// Like [`commit`](Self::commit); true if this call committed the number, false if a peer did; `None` if aborted.
     pub fn lead(&self, seq: u64) -> Option<bool> {
         loop {
             let word = self.0.load(ord("commit.load", Acquire));

@@ -5,8 +5,7 @@
 //! ```
 //!
 //! [`Gate::enter`] adds a pass *first* and reads the closed bit of the same value: else a close and a drain could come
-//! in between. One that finds the gate closed removes its pass again, so it may wake the waiter once more than needed,
-//! never once less.
+//! between. One that finds it closed removes its pass, so it may wake the waiter once more than needed, never less.
 
 use super::{
     EventCount,

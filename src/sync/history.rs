@@ -46,8 +46,7 @@ impl<const N: usize> History<N> {
         number
     }
 
-    /// Replaces one word of a record, unless the record was overwritten. For its writer. Readers get the old word or
-    /// the new one.
+    /// Replaces a word of a record, unless the record was overwritten. For its writer. Readers get the old or new word.
     #[inline]
     pub fn set(&self, number: u64, at: usize, word: u64) {
         if self.whole.load(Relaxed) - number <= self.records.len() as u64 || flag("history.set.overwritten") {

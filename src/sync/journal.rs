@@ -189,8 +189,7 @@ impl<M: Memory> Reader<M> {
     }
 }
 
-/// How urgently a process wants to hear of a record: the low bits of its word. Above them is a number that each change
-/// makes larger.
+/// How urgently a process wants to hear of records: low bits of its word. Above is a number that each change raises.
 const LOOKS: u32 = 0;
 const IDLE: u32 = 1;
 const WAITS: u32 = 2;
@@ -234,8 +233,7 @@ impl<M: Memory> Bell<M> {
         (changed(before.unwrap_or_else(|word| word), level), present.2)
     }
 
-    /// Looks for records by `look`, and then sleeps until there are some. `false`: the bell was closed. For the thread
-    /// that sleeps here.
+    /// Looks for records by `look`, then sleeps until some come. `false`: the bell was closed. For the sleeping thread.
     pub fn sleep(&self, look: impl FnOnce()) -> bool {
         let (word, closed) = self.set(0, 0, false);
         look();
@@ -250,8 +248,7 @@ impl<M: Memory> Bell<M> {
         self.memory.wake(self.memory.bell(self.own));
     }
 
-    /// Wakes processes that must hear of records that were appended before: this one for urgent records only, since the
-    /// caller may read others.
+    /// Wakes processes that must hear of appended records; this one for urgent ones only: the caller may read others.
     pub fn ring(&self, urgent: bool) {
         fence_at("journal.ring.fence", SeqCst);
         for process in (0..self.memory.processes()).filter(|process| urgent || *process != self.own) {

@@ -1,10 +1,9 @@
 //! A count-down latch in memory that may be freed right after the last count.
 //!
-//! The waiter leaves the stack frame with the latch as soon as the count is zero. So the last setter must not touch the
-//! latch after its decrement, not even to wake the waiter: [`CountLatch::set`] takes a raw pointer, because a reference
-//! would assert that the latch lives to the end of the call, and clones the waker *before* the last decrement ([rayon's
-//! rule](https://github.com/rayon-rs/rayon/blob/main/rayon-core/src/latch.rs), "WARNING"). Earlier setters clone
-//! nothing.
+//! The waiter leaves the stack frame with the latch when the count is zero. So the last setter must not touch the latch
+//! after its decrement, not even to wake the waiter: [`CountLatch::set`] takes a raw pointer, because a reference would
+//! assert that the latch lives to the end of the call, and clones the waker *before* the last decrement ([rayon's
+//! rule](https://github.com/rayon-rs/rayon/blob/main/rayon-core/src/latch.rs), "WARNING"). Earlier ones clone nothing.
 
 use super::{
     EventCount,

@@ -1,5 +1,4 @@
-//! The launch gate: launches of kernels that spin for each other, and driver calls that wait for kernels, exclude each
-//! other.
+//! The launch gate: launches of kernels that spin for peers and driver calls that wait for kernels exclude each other.
 //!
 //! Without it there is a deadlock: device A's kernel spins for device B's kernel; B's thread cannot launch that kernel,
 //! because a third thread is inside `cuMemAlloc` and holds the driver's lock; and `cuMemAlloc` waits until A's kernel
@@ -94,8 +93,7 @@ impl LaunchGate {
     /// Begins a blocking call: waits until no window is open. New windows wait until it ends. Many calls may run at the
     /// same time, also nested calls of one thread. Afterwards everything done inside windows is visible.
     ///
-    /// A member must not call it between its arrival at a meeting and its [`close`](Self::close), because it would wait
-    /// for itself.
+    /// A member must not call it between arrival at a meeting and its [`close`](Self::close): it would wait for itself.
     pub fn block(&self) -> Blocking<'_> {
         if flag("launch_gate.block.looks_before_adding") {
             self.wait_closed();

@@ -35,8 +35,7 @@ impl RefCount {
         }
     }
 
-    /// Removes one handle. True for exactly one call, the last. After true, everything done through the other handles
-    /// is visible.
+    /// Removes one handle. True for exactly one call, the last. Then everything done through other handles is visible.
     #[inline]
     pub fn release(&self) -> bool {
         // The only handle: the load acquires the release of all others, and no handle is left to make a new one from.

@@ -44,9 +44,8 @@ impl<T: Linked> Returns<T> {
         Returns { lanes, _owns: PhantomData }
     }
 
-    /// Hands `value` over through the thread's own lane, or through lane 0 for threads without one (and for a lane that
-    /// does not exist). Errors: the box, if the lanes are closed; then everything done before [`close`](Self::close) is
-    /// visible.
+    /// Hands `value` over through the thread's lane, or lane 0 for threads without one (and for a lane that does not
+    /// exist). Errors: the box, if the lanes are closed; then everything done before [`close`](Self::close) is visible.
     #[inline]
     pub fn push(&self, lane: usize, value: Box<T>) -> Result<(), Box<T>> {
         let node = Box::into_raw(value);
@@ -59,8 +58,7 @@ impl<T: Linked> Returns<T> {
                 // SAFETY: the node came from a box above and was not published.
                 return Err(unsafe { Box::from_raw(node) });
             }
-            // SAFETY: the node belongs to this thread until the exchange below succeeds. `seen` is only stored, not
-            // followed.
+            // SAFETY: the node is this thread's until the exchange below succeeds. `seen` is only stored, not followed.
             unsafe { set_next(node, seen) };
             if flag("returns.push.load_then_store") {
                 head.store(node, ord("returns.push", Release));
@@ -75,8 +73,7 @@ impl<T: Linked> Returns<T> {
         }
     }
 
-    /// The answer may be outdated on return. But a push is not missed if it happened before something that the caller
-    /// knows of.
+    /// The answer may be outdated on return. But a push before something that the caller knows of is not missed.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.lanes.iter().all(|head| !is_list(head.load(Relaxed)))
@@ -100,8 +97,7 @@ impl<T: Linked> Returns<T> {
                 };
                 match swapped {
                     Ok(list) => {
-                        // SAFETY: the exchange made this thread the owner of the list, and acquired the senders'
-                        // writes.
+                        // SAFETY: the exchange made this thread the list's owner and acquired the senders' writes.
                         unsafe { add_turned(&mut taken, list) };
                         break;
                     }

@@ -23,9 +23,8 @@ use crate::contain::contain;
 use crossbeam::utils::CachePadded;
 use std::mem::MaybeUninit;
 
-/// A ring of at least `capacity` slots, rounded up to a power of two. Elements that were not popped are dropped
-/// together with the second of the two sides. A panic in such a drop is caught. Panics for a capacity of 0, or above
-/// half the address space.
+/// A ring of at least `capacity` slots, rounded up to a power of two. Elements not popped are dropped with the second
+/// side. A panic in such a drop is caught. Panics for a capacity of 0, or above half the address space.
 pub fn channel<T: Send>(capacity: usize) -> (Producer<T>, Consumer<T>) {
     channel_from(capacity, 0)
 }

@@ -1,5 +1,4 @@
-//! A clock for records: the processor's counter where it is steady, which takes half the time of the system's clock,
-//! or else the system's clock.
+//! A clock for records: the processor's counter where it is steady, else the system's clock, which takes twice as long.
 //!
 //! Invariant: [`Scale`] is exact at the moment when it was made, and at the first use of the clock. Between the two, a
 //! time is off by less than a microsecond.

@@ -1,14 +1,12 @@
 //! Eight-byte words that host and devices share, such as the progress number that a stream stores.
 //!
-//! The memory is page-locked, known by its address, so each access makes an atomic for its duration
-//! (`AtomicU64::from_ptr`).
+//! Page-locked memory is known by its address, so each access makes an atomic for its duration (`AtomicU64::from_ptr`).
 //!
 //! Towards other host threads, the language guarantees acquire and release. Towards a GPU, the hardware does:
 //! `cuStreamWriteValue64` makes the stream's earlier work visible before the word, an aligned 8-byte store is never
 //! torn, and later reads of the host come after its acquiring load.
 //!
-//! loom cannot watch memory that it did not allocate, so under `cfg(loom)` the accesses are volatile, and no model may
-//! contain such a word.
+//! loom cannot watch memory it did not allocate: under `cfg(loom)` accesses are volatile, and models have no such word.
 
 #[cfg(not(loom))]
 use super::shim::atomic::{AtomicU64, Ordering::*};

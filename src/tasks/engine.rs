@@ -398,8 +398,7 @@ impl State<'_> {
         (self.is_closed || self.ended.is_some()) && self.is_idle()
     }
 
-    /// Whether nothing runs, and nothing that was added waits for its turn. The caller's look does not count, since the
-    /// caller may wait within it.
+    /// Whether nothing runs or waits for its turn. The caller's look does not count: the caller may wait within it.
     pub fn is_idle(&self) -> bool {
         let Some((caller, others)) = self.places.split_last() else { return true };
         match self.ended {

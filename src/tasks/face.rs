@@ -229,8 +229,7 @@ impl<'t, 'env> GpuTasks<'t, 'env> {
         Given { device: Some(self.device), stream, name: self.name, here }
     }
 
-    /// Gives the device a task, which runs on the device's thread. Returns immediately, with the value that the task
-    /// will make.
+    /// Gives the device a task, which runs on its thread. Returns immediately, with the value that it will make.
     ///
     /// A value cannot be read and written by one task:
     ///

@@ -160,9 +160,8 @@ impl TaskTrace {
     /// The graph and the times in the Chrome trace format, as JSON: <https://ui.perfetto.dev> opens it.
     ///
     /// There is a row for each device's tasks, for its copies in each direction, and for each task of the CPU that runs
-    /// beside others. A box has its task's name. Arrows lead from a task to those that come after it: those of category
-    /// `data` carry a value, those of category `order` only order a write after reads. Tasks that did not run are not
-    /// in it.
+    /// beside others. A box has its task's name. Arrows lead from a task to those after it: those of category `data`
+    /// carry a value, those of category `order` only order a write after reads. Tasks that did not run are not in it.
     pub fn to_chrome_trace(&self) -> String {
         let data = self.0.lock();
         let mut ran: Vec<(usize, &Entry, (Duration, Duration))> =

@@ -34,9 +34,8 @@ const BRIEF: usize = 4;
 /// So many processes tell their last words about a failure, and are asked for them: the first ones that it names.
 const MOST_ASKED: usize = 8;
 
-/// The last operations of each device of a pool, from [`GpuPool::flight_record`](crate::GpuPool::flight_record). Its
-/// `Display` is a text for people, and a brief one by `{:#}`. With the feature `insight`, [`to_json`](Self::to_json)
-/// gives all of it.
+/// The last operations of a pool's devices, from [`GpuPool::flight_record`](crate::GpuPool::flight_record). Its
+/// `Display` is a text for people, brief by `{:#}`. With the feature `insight`, [`to_json`](Self::to_json) has it all.
 #[derive(Clone, Debug)]
 pub struct FlightRecord {
     reason: String,

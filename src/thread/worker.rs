@@ -3,8 +3,7 @@
 //! The builder starts device threads ([`start`]); scopes and pools give them entries; the token borrows the worker.
 //! This file may use memory, the driver, the gang, and the state of collectives (`fabric`).
 //!
-//! Invariant: a worker never leaves its thread. The thread works its entries in order, and only [`Entry::Stop`] ends
-//! it.
+//! Invariant: a worker never leaves its thread, which works its entries in order and ends only by [`Entry::Stop`].
 
 use super::{
     flight_record::Recorder,
@@ -137,8 +136,7 @@ impl Shared {
         devices.iter().all(|&a| devices.iter().all(|&b| self.is_direct(a, b)))
     }
 
-    /// The stream of a device for messages to other processes, made when first needed. Threads take turns on it in the
-    /// order of commits.
+    /// The stream of a device for messages to other processes, made when needed. Threads take turns in commit order.
     pub(crate) fn proxy_stream(&self, device: usize) -> Result<Arc<StreamCore>> {
         let mut proxy_streams = self.proxy_streams.lock();
         if let Some(stream) = proxy_streams.get(&device) {

@@ -1,7 +1,6 @@
 //! Ranges for NVIDIA's tools, in the rows of host threads: where the timeline has slices, whether or not it is written.
 //!
-//! cudarc opens NVIDIA's library when the first range begins. Without it, and without the feature `nvtx`, a range is
-//! nothing.
+//! cudarc opens NVIDIA's library when the first range begins. Without it or the feature `nvtx`, a range is nothing.
 
 #[cfg(feature = "nvtx")]
 mod found {

@@ -1,9 +1,8 @@
 //! A layer around each device's driver that has its work timed, while a session writes.
 //!
-//! The builder puts it around drivers, inside of all other layers. A stream's work lies between two timing events. An
+//! The builder puts it around drivers, inside all other layers. A stream's work lies between two timing events. An
 //! event costs a step two to three microseconds (measured on an H200), so there are few ([`BURST`], [`EVERY`]): the end
-//! of the stream's work before serves as the begin, unless the stream has waited in between; and work that comes faster
-//! shares one event.
+//! of the stream's earlier work is the begin, unless the stream has waited in between; faster work shares one event.
 //!
 //! Invariant: it changes no call's effect. It adds nothing to a capture, nor where time is computed, nor on a GPU that
 //! several devices share.

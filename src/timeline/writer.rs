@@ -1,5 +1,4 @@
-//! The thread that writes a session's file: it empties the lanes, asks the timing events for their times, and turns
-//! both into lines.
+//! The thread that writes a session's file: it empties the lanes, reads the timing events, and turns both into lines.
 //!
 //! [`Timeline`] starts and stops it. Invariant: its memory is bounded: by the lanes' queues, the devices' events, and
 //! some work of each stream that waits may name.

@@ -1,5 +1,4 @@
-//! The token by which a program uses a device: [`Device`], the accesses of one operation ([`op`]), and a capture
-//! ([`recording`]).
+//! A program's token for a device: [`Device`], the accesses of one operation ([`op`]), and a capture ([`recording`]).
 
 mod device;
 pub(crate) mod op;

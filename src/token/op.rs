@@ -1,7 +1,6 @@
 //! One operation on device memory: checked, ordered, submitted, recorded in the hazards.
 //!
-//! Each method of a device that touches memory begins an [`Op`], and so do collectives and launches. This file may use
-//! memory and the driver.
+//! Collectives, launches and device methods that touch memory begin an [`Op`]. This file may use memory and the driver.
 //!
 //! Invariant: no driver call touches device memory before the stream waits for conflicting uses of that memory.
 
@@ -133,8 +132,7 @@ impl Op<'_> {
         if let Some(home) = block.device().filter(|&home| home != dev.index() && !foreign) {
             return Err(Error::wrong_device(op, home, dev.index()));
         }
-        // Other code may have written it on its own stream before, and may do so later.
-        let access = if dev.stream.adopted && block.region().adopted { Access::Write } else { access };
+        let access = block.access_on(&dev.stream, access);
         match &dev.recording {
             // When the graph is launched, the program could hold a slice of this memory.
             Some(recording) if block.kind != ChunkKind::Device => {

@@ -230,7 +230,7 @@ fn hold(dev: &gpu_pool::Device, x: &mut DeviceBuffer<u32>, gate: u32) -> Result<
 fn a_slack_that_waits_in_vain_takes_more_memory() {
     guarded(|| {
         let builder = builder().host(1).module(&support::MODULE).software_memory(1 << 30);
-        let pool = builder.memory_slack(1.0).timeout(Duration::from_millis(400)).build().unwrap();
+        let pool = builder.memory_slack(1.0).timeout(Duration::from_secs(1)).build().unwrap();
         let got = pool.run(|dev, _| {
             let side = dev.stream()?;
             let mut x = dev.zeros::<u32>(4 << 20)?;
@@ -251,7 +251,7 @@ fn a_slack_that_waits_in_vain_takes_more_memory() {
 fn a_stuck_stream_with_many_blocks_is_waited_for_once() {
     support::guarded_for(Duration::from_secs(30), || {
         let builder = builder().host(1).module(&support::MODULE).memory_limit(64 << 20);
-        let pool = builder.timeout(Duration::from_millis(400)).build().unwrap();
+        let pool = builder.timeout(Duration::from_secs(1)).build().unwrap();
         let got = pool.run(|dev, _| {
             let _large = dev.zeros::<u8>(16 << 20)?;
             let mut key = dev.zeros::<u32>(1)?;

@@ -1,7 +1,10 @@
 //! Waits for jobs end: with an answer, or with an error after the pool's deadline. Nothing is woken too late.
 
 use crate::{basics::blocker, failures::losing, support::*};
-use gpu_pool::{Error, GpuPool, jobs::Waits};
+use gpu_pool::{
+    Error, GpuPool,
+    jobs::{Jobs, TrySubmitError, Waits},
+};
 use std::{
     future::Future,
     pin::pin,
@@ -15,10 +18,10 @@ use std::{
     time::Duration,
 };
 
-const SHORT: Duration = Duration::from_millis(300);
+const LATE: Duration = Duration::from_secs(1);
 
 fn impatient(devices: usize) -> GpuPool {
-    builder().host(devices).timeout(SHORT).build().unwrap()
+    builder().host(devices).timeout(Duration::from_secs(1)).build().unwrap()
 }
 
 #[derive(Default)]
@@ -130,7 +133,9 @@ fn a_close_wakes_who_waits_for_room() {
         let mut third = pin!(jobs.submit_async(|_| Ok(3)));
         assert!(third.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         let closing = thread::spawn(move || pool.close());
-        thread::sleep(Duration::from_millis(50));
+        // The queue is full, and a submission looks at the pool first.
+        let is_closed = || matches!(jobs.try_submit(|_| Ok(())), Err(TrySubmitError::Refused(Error::Closed)));
+        until("the pool is closed", is_closed).unwrap();
         drop(go);
         blocked.wait().unwrap();
         until("it is woken", || woken.0.load(SeqCst) > 0).unwrap();
@@ -147,7 +152,7 @@ fn a_closing_pool_keeps_the_deadlines() {
         let pool = builder().host(2).build().unwrap();
         let jobs = pool.jobs().build().unwrap();
         let (blocked, go) = blocker(&jobs, 0);
-        let late = jobs.job().on(1).deadline(SHORT).submit(|dev| {
+        let late = jobs.job().on(1).deadline(LATE).submit(|dev| {
             while !dev.cancelled() {
                 thread::sleep(Duration::from_millis(1));
             }
@@ -175,7 +180,7 @@ fn memory_that_buffers_hold_is_not_booked() {
         // Its closure is over, and its work on the device goes on.
         let first = jobs.job().memory(2 << 20).submit(|dev| {
             let mut x = dev.zeros::<u32>(1)?;
-            slow_add(dev, &mut x, 1, 500_000)
+            slow_add(dev, &mut x, 1, 2_000_000)
         });
         let first = first.unwrap();
         let second = jobs.job().memory(6 << 20).submit(|_| Ok(())).unwrap();
@@ -213,5 +218,29 @@ fn a_close_is_after_the_last_answer() {
             assert!(job.is_finished());
             assert_eq!(jobs.stats().devices[0].ended, 1, "a failed job is over, too");
         }
+    });
+}
+
+/// The drop of a cancelled job's closure ends the queue, on the thread that cancels: it does not wait for itself.
+#[test]
+fn a_close_in_the_drop_of_a_cancelled_closure() {
+    struct Closes(Jobs);
+    impl Drop for Closes {
+        fn drop(&mut self) {
+            self.0.close().unwrap();
+        }
+    }
+    guarded(|| {
+        let pool = builder().host(1).build().unwrap();
+        let jobs = pool.jobs().build().unwrap();
+        let (blocked, go) = blocker(&jobs, 0);
+        let other = pool.jobs().build().unwrap();
+        let closes = Closes(other.clone());
+        let queued = other.submit(move |_| Ok(drop(closes))).unwrap();
+        assert!(queued.cancel());
+        assert!(matches!(queued.wait(), Err(Error::Cancelled { .. })));
+        assert!(matches!(other.submit(|_| Ok(())), Err(Error::Closed)));
+        drop(go);
+        blocked.wait().unwrap();
     });
 }

@@ -24,9 +24,8 @@ use std::{
 
 scoped_tls::scoped_thread_local!(static BACKWARD: RefCell<Backward>);
 
-/// One device's replica of a model of candle's, and its part in the exchange of gradients. Keep it on its device: in
-/// the scope that has made it, or in a [`PerDevice`](gpu_pool::PerDevice). The guide's page "With candle" has a
-/// program.
+/// One device's replica of a candle model, and its part in the exchange of gradients. Keep it on its device: in the
+/// scope that made it, or in a [`PerDevice`](gpu_pool::PerDevice). The guide's page "With candle" has a program.
 ///
 /// The step builds the model anew: layers of `candle_nn` are only names of weights, so that takes microseconds. A tap
 /// copies its weight, on the device.
@@ -47,8 +46,7 @@ pub struct DataParallel {
 debug_as!(DataParallel, |self| weights = self.names(), ..);
 
 impl DataParallel {
-    /// A replica of all variables of `weights`. All devices of the scope call it, and get the values of the device with
-    /// rank 0.
+    /// A replica of all variables of `weights`. All devices of the scope call it, and get the values of rank 0.
     ///
     /// # Errors
     /// [`Error::ModelsDiffer`] on all devices if names, shapes or types differ; [`Error::DType`] if a weight has
@@ -272,8 +270,7 @@ struct Backward {
     failed: bool,
 }
 
-/// The identity; backward it takes the weight's gradient. candle visits an operation when all uses of its result have
-/// given their gradients.
+/// The identity; backward it takes the weight's gradient. candle visits an operation after all uses of its result.
 struct Tap {
     owner: Weak<Read>,
     index: usize,

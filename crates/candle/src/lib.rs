@@ -1,8 +1,7 @@
 //! candle's tensors on several devices with [`gpu_pool`]: one thread for each GPU, in one process.
 //!
-//! candle has no collectives, and its devices do not know of each other. This crate lets its models train data
-//! parallel, compute tensor parallel, and serve as jobs of a pool. On software GPUs its tensors are candle's CPU
-//! tensors.
+//! candle has no collectives, and its devices do not know each other. This crate lets its models train data parallel,
+//! compute tensor parallel, and serve as jobs of a pool. On software GPUs tensors are candle's CPU tensors.
 //!
 //! | to | see |
 //! |---|---|

@@ -1,5 +1,4 @@
-//! Tensors as buffers, and buffers as tensors. [`collective`](crate::collective) and the gradients' exchange use the
-//! same doors.
+//! Tensors as buffers, and buffers as tensors. [`collective`](crate::collective) and the gradients' exchange use this.
 
 use crate::{Error, Result, device::candle_device};
 use candle_core::{Layout, Shape, Storage, Tensor, WithDType};
@@ -86,13 +85,12 @@ pub fn to_tensor<V: AsView<Elem: Number>>(dev: &Device, buffer: &V, shape: impl 
     }
 }
 
-/// A tensor's own memory as a buffer, without a copy, with [`Device::adopt`]. The tensor stays usable, and is kept
-/// alive by the buffer. The other way round is the same call: make a tensor with candle, adopt it, and let operations
-/// of gpu-pool fill it.
+/// A tensor's memory as a buffer, without a copy, with [`Device::adopt`]. The tensor stays usable, and the buffer keeps
+/// it alive. The other way round is the same call: make a tensor, adopt it, and let gpu-pool's operations fill it.
 ///
 /// # Errors
-/// [`Error::DType`]; [`Error::Invalid`] for a tensor that is not contiguous, or not on this device; those of
-/// [`Device::adopt`].
+/// [`Error::DType`]; [`Error::Invalid`] for a tensor that is not contiguous, or not on this device; on a GPU
+/// [`gpu_pool::Error::InvalidArgument`] in a capture; those of [`Device::adopt`].
 ///
 /// # Safety
 /// Until the buffer's last use is over, nothing writes the tensor's memory but through the buffer, and if the buffer is

@@ -75,8 +75,7 @@ enum Source {
 debug_as!(Parts, |self| ..);
 
 impl Parts {
-    /// Weights of safetensors files, which are mapped into memory: a device reads its own parts only. One mapping
-    /// serves all devices.
+    /// Weights of safetensors files, mapped into memory: a device reads its parts only. One mapping serves all devices.
     ///
     /// # Errors
     /// Candle's, if a file cannot be read.

@@ -82,8 +82,7 @@ impl RowParallel {
         RowParallel { weight, bias }
     }
 
-    /// The layer with `inputs`, which are divided in units of the third number, and `outputs`. It reads `weight`, and
-    /// `bias` if there is one.
+    /// The layer with `inputs`, divided in units of the third number, and `outputs`. Reads `weight`, and `bias` if any.
     ///
     /// # Errors
     /// Candle's, for weights that are missing or have another shape.

@@ -1,6 +1,5 @@
-// The subcommands and their dispatch. `bin/gpu-pool.rs` calls [`main`], and nothing else does. It may use the
-// public interfaces of the crates below, `gpu_pool::extend::cli` and `gpu_pool_cluster::peer`. Each subcommand is one
-// file.
+// The subcommands and their dispatch. `bin/gpu-pool.rs` calls [`main`], and nothing else does. It may use the public
+// interfaces of the crates below, `gpu_pool::extend::cli` and `gpu_pool_cluster::peer`. Each subcommand is one file.
 #![doc = include_str!("../README.md")]
 #![deny(clippy::disallowed_methods)]
 

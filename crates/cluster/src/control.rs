@@ -106,8 +106,7 @@ impl Cluster {
         let connect_timeout = self.connect_timeout.saturating_sub(start.elapsed());
         let client = Client::connect(at, host, size, &secret, self.heartbeat_timeout, connect_timeout)?;
         let local = client.local.clone();
-        // Asked for first: a process fails only after all have told their devices, so its word is here before it is
-        // missed.
+        // Asked for first: a process fails only after all told their devices, so its word is here before it is missed.
         (0..size).for_each(|other| local.ask(&opened_by(other)));
         let told = gather(&local, (host, size), "devices", &(devices as u64).to_le_bytes());
         let number = |value: Vec<u8>| value.try_into().map_or(0, u64::from_le_bytes) as usize;

@@ -1,8 +1,7 @@
 //! The hub: the decisions of all processes together, as one state machine without input and output.
 //!
-//! The server of the first process drives it (`server.rs`), and so does the explicit-state search of
-//! `hub_search.rs`. It is told what happens, with the time, and answers with what to send to whom. To each process
-//! the frames must be sent in this order.
+//! The first process's server (`server.rs`) and the explicit-state search (`hub_search.rs`) drive it. It is told what
+//! happens and when, and answers with what to send to whom. Each process must get its frames in this order.
 //!
 //! Invariants (the rules of `docs/src/design/cluster.md`):
 //!

@@ -237,21 +237,18 @@ fn chunk_of<'b, T: DeviceCopy>(op: &'static str, buffer: &'b DeviceBuffer<T>) ->
 
 /// Memory of several processes: this crate's methods on [`DeviceBuffer`]. Linux.
 pub trait ClusterBuffer {
-    /// Lets another process read this buffer, which [`exportable`](ClusterDevice::exportable) has made. Waits for the
-    /// last writes.
+    /// Lets another process read this [`exportable`](ClusterDevice::exportable) buffer. Waits for the last writes.
     ///
     /// Until that process has [released](Imported::release) it, all processes may only read: a write is
     /// [`Error::Borrowed`]. There may be several exports at a time; each is good for one import.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for every other buffer, and for one that a graph names; [`Error::Borrowed`] while
-    /// another process may write it; [`Error::Timeout`]; [`Error::Cluster`] if the system has no socket or thread for
-    /// the exporter's server.
+    /// [`Error::InvalidArgument`] for other buffers, and one that a graph names; [`Error::Borrowed`] while another
+    /// process may write it; [`Error::Timeout`]; [`Error::Cluster`] without socket or thread for the exporter's server.
     #[track_caller]
     fn export(&self) -> Result<IpcBuffer>;
 
-    /// Lends this buffer, which [`exportable`](ClusterDevice::exportable) has made, to another process. Waits for the
-    /// last uses.
+    /// Lends this [`exportable`](ClusterDevice::exportable) buffer to another process. Waits for the last uses.
     ///
     /// Until that process has [released](Imported::release) it, every use here is [`Error::Borrowed`]. Errors: as
     /// [`export`](Self::export); [`Error::Borrowed`] also while other processes may read it.

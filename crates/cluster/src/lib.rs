@@ -68,8 +68,7 @@ mod wire;
 #[cfg_attr(any(loom, not(target_os = "linux")), allow(dead_code, reason = "processes share no memory"))]
 mod world;
 
-/// Private parts that tests build on, such as the cluster within one process of `tests/support/loopback`. **Exempt from
-/// semver.**
+/// Private parts for tests, such as the cluster within one process of `tests/support/loopback`. **Exempt from semver.**
 #[cfg(feature = "extend")]
 #[doc(hidden)]
 pub mod extend {
@@ -114,9 +113,8 @@ use launch::{By, Launch, Read, Variables, no_launcher, wrong};
 use runtime::{parse_duration, variables};
 use std::time::Duration;
 
-/// The transport: it moves data between processes. A library that is missing, too old, or cannot carry these devices is
-/// an [`Error::Cluster`](gpu_pool::Error::Cluster) when the pool is built. The error names the library to install or to
-/// use.
+/// The transport moves data between processes. A library that is missing, too old, or cannot carry these devices is an
+/// [`Error::Cluster`](gpu_pool::Error::Cluster) when the pool is built. The error names the library to install or use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TransportChoice {
@@ -175,14 +173,12 @@ impl Cluster {
     ///
     /// # Errors
     /// [`Error::Cluster`](gpu_pool::Error::Cluster) if no launcher has started this process, if a variable is missing,
-    /// is not UTF-8 or is not understood, or if there are more than 65,536 processes. It names the variable. A secret
-    /// is never in its text.
+    /// not UTF-8 or not understood, or with more than 65,536 processes. It names the variable, and never has a secret.
     pub fn from_env() -> Result<Cluster> {
         Cluster::launched()?.ok_or_else(no_launcher)
     }
 
-    /// As [`from_env`](Self::from_env), but `None` if no launcher has started this process: for programs that also run
-    /// alone.
+    /// [`from_env`](Self::from_env), but `None` if no launcher started this process: for programs that also run alone.
     ///
     /// ```
     /// use gpu_pool::GpuPool;
@@ -294,8 +290,7 @@ setters! { Cluster;
     /// than 10 ms counts as 10 ms. So long they also wait until the name of rank 0's machine is known.
     pub fn connect_timeout(self, limit: Duration) { self.connect_timeout = limit.max(Duration::from_millis(10)); }
 
-    /// Sets the transport, which moves data between the processes: [`TransportChoice::Auto`] if not set. Everywhere the
-    /// same.
+    /// The transport, which moves data between processes: [`TransportChoice::Auto`] if not set. Everywhere the same.
     pub fn transport(self, transport: TransportChoice) { self.transport = transport; }
 }
 

@@ -1,9 +1,8 @@
 //! A gang's part in a scope of all processes: whether it has joined one, and how the two fail together.
 //!
-//! It joins the others when it begins, if it has a name, or else at the first call that needs other processes.
-//! Invariants: once joined, a failure of the gang is told to the other processes, and one of theirs fails the gang; so
-//! does a failure of a transport between devices. A gang that fails before it has joined is told of nevertheless:
-//! others may wait for it.
+//! With a name it joins the others when it begins, else at the first call that needs other processes. Invariants: once
+//! joined, a failure of the gang is told to the other processes, and one of theirs fails the gang; so does a failure of
+//! a transport between devices. A gang that fails before it joins is told of, too: others may wait for it.
 
 use crate::runtime::{
     AcrossProcesses, Alarm, DeviceInternals, Gang, NewScope, Outside, ProcessScope, Processes, WallClock, device_here,

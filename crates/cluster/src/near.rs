@@ -14,8 +14,7 @@
 //! keeps the connections. It finds losses, writes them into the journal, and then tells them by the connections: a
 //! process reads the journal before it takes such a word.
 //!
-//! `world.rs` calls this. Threads that wait look into the journal themselves; a thread of this module does when they
-//! sleep.
+//! `world.rs` calls this. Threads that wait read the journal themselves; a thread of this module does when they sleep.
 
 use super::control::Control;
 use super::hub::{Hub, Limits};

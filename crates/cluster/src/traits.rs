@@ -5,7 +5,7 @@
 //! Invariants (rules C1, C2 and C3 of `docs/src/design/cluster.md`):
 //!
 //! * Before a member arrives, all that it sends is staged. From the commit on its messages do not depend on its gang,
-//!   which may fail meanwhile.
+//!   which may fail meanwhile. (Messages of two members alone are given up at both ends some time after a failure.)
 //! * After the arrival only the hub decides whether a collective is committed.
 //! * Each process carries committed collectives out in the hub's order: [`Window`].
 
@@ -64,9 +64,8 @@ pub enum Entry<'e> {
     /// It has no name, and joins by the first call that needs other processes, in the order of these calls. `nth`: its
     /// [number](World::count) at its place.
     ///
-    /// With `failed` it has failed before such a call: the device by its ordinal, and the cause. Other processes may
-    /// wait for it, or it may be a scope of this process alone. So it belongs to a scope of others only if place and
-    /// number are the same.
+    /// With `failed` it has failed before such a call: the device by its ordinal, and the cause. Others may wait for
+    /// it, or it may be of this process alone. So it belongs to a scope of others only if place and number are equal.
     Unnamed { nth: u64, failed: Option<(usize, &'e Error)> },
 }
 
@@ -219,8 +218,7 @@ pub trait CommonMemory: Send + Sync {
     /// [`Error::Transport`]: there are not so many.
     fn take(&self, bytes: usize) -> Result<u64>;
 
-    /// This process does not use the bytes from there any more, and the others do not once `done` says so. It is asked
-    /// while this object lives.
+    /// This process no longer uses these bytes, nor do others once `done` says so. It is asked while this object lives.
     fn give(&self, at: u64, bytes: usize, done: Box<dyn Fn() -> bool + Send>);
 
     /// The address of bytes of a host's part. [`Error::Transport`]: they are not there.
@@ -259,8 +257,7 @@ pub trait DeviceTransport: Send + Sync {
         None
     }
 
-    /// Whether calls reduce these elements so, by the rules of [`ReduceOp`]. If not, the caller sends [`Messages`], and
-    /// reduces by itself.
+    /// Whether calls reduce these elements as [`ReduceOp`] says. If not, the caller does, with [`Messages`].
     ///
     /// [`Messages`]: RailCall::Messages
     fn can(&self, _dtype: DType, _reduce: ReduceOp) -> bool {
@@ -311,9 +308,8 @@ pub trait DeviceTransport: Send + Sync {
     /// The error of a call that was submitted and has failed since, if any.
     fn failed(&self, device: usize) -> Option<Error>;
 
-    /// `tell` is called, by any thread, when a call has failed since it was submitted, or a rail ends before its time;
-    /// immediately if that has happened. Waits for the streams of this process end only after that. It is forgotten
-    /// when the caller drops it.
+    /// `tell` is called, by any thread, when a call has failed since its submission, or a rail ends before its time; at
+    /// once if that has happened. Waits for this process's streams end only after that. It is forgotten once dropped.
     fn when_failed(&self, tell: &Arc<Tell>);
 }
 
@@ -363,8 +359,7 @@ pub enum RailCall<'a> {
     /// Part `h` of the sum of all sources goes to host `h`; each of the `parts` has `len` elements. In place the
     /// destination is the own part of the source.
     ReduceScatter { source: Address, destination: Address, len: usize, parts: usize, dtype: DType, reduce: ReduceOp },
-    /// `bytes` of each host, in the order of hosts: `parts` of them. In place the source is the own part of the
-    /// destination.
+    /// `bytes` of each host, in their order: `parts` of them. In place the source is the own part of the destination.
     AllGather { source: Address, destination: Address, bytes: usize, parts: usize },
     /// In place.
     Broadcast { at: Address, bytes: usize, root: usize },

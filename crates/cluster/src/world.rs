@@ -85,8 +85,7 @@ impl Local {
         self.inner.lock().near = Some(near);
     }
 
-    /// Not once the cluster is over: another process may not know yet that rank 0 is lost, and take what follows from
-    /// it for a cause.
+    /// Not once the cluster is over: a process may not know yet that rank 0 is lost, and take what follows for a cause.
     fn near(&self) -> Option<Arc<dyn Near>> {
         let inner = self.inner.lock();
         inner.near.clone().filter(|_| inner.process.over().is_none())

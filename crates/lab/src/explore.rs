@@ -27,8 +27,7 @@ use std::{
 const AROUND: usize = 3;
 const SHOWN: usize = 12;
 
-/// Runs `f` once for each of `seeds` seeds, on a pool of 4 software GPUs with the checker on. The seed determines the
-/// order of the operations.
+/// Runs `f` once for each of `seeds` seeds, on 4 software GPUs with the checker. The seed sets the order of operations.
 ///
 /// The page "Testing without GPUs" of the guide has an example.
 ///
@@ -145,8 +144,7 @@ impl Explorer {
 
     #[track_caller]
     fn on_a_pool(&self, schedule: ExecutionOrder, f: &dyn Fn(&GpuPool) -> Result<()>) -> Run {
-        // All devices by ordinal, or `GPU_POOL_DEVICES` would choose. The list is limited; the builder refuses too
-        // many.
+        // All devices by ordinal, or `GPU_POOL_DEVICES` would choose. A limited list: the builder refuses too many.
         let ordinals: Vec<usize> = (0..self.devices).take(1 << 12).collect();
         let builder = self.builder.clone().host(self.devices).devices(&ordinals);
         let pool = match builder.schedule(schedule).build() {
@@ -177,8 +175,7 @@ setters! { Explorer;
     pub fn first_seed(self, seed: u64) { self.first = seed; }
 
     /// Changes other settings of the pools. The explorer sets the number of devices and the schedule. A topology is
-    /// refused: its times would determine the order, but here the schedule does. A fault plan starts over with each
-    /// run.
+    /// refused: its times, not the schedule, would determine the order. A fault plan starts over with each run.
     pub fn configure(self, with: impl FnOnce(Builder) -> Builder) {
         self.builder = with(self.builder);
         self.is_configured = true;

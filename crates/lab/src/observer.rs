@@ -1,8 +1,7 @@
 //! The laboratory as the observer of a pool: the checker and the fault plan that a program or its environment asks for.
 //!
 //! [`LabBuilder`] keeps the settings in a builder, [`install`] those of all other builders. [`Lab`] wraps the pool's
-//! drivers: the fault plan inside, the checker outside. Invariant: a setting of the program takes precedence over the
-//! environment.
+//! drivers: the fault plan inside, the checker outside. Invariant: a setting of the program overrides the environment.
 
 use super::{
     Topology,

@@ -108,8 +108,7 @@ impl Left {
     }
 }
 
-/// A value in host memory for the kernel parameter `P`: `Vec<T>` for `&[T]` and `&mut [T]`, and each [`Scalar`] for
-/// itself.
+/// A value in host memory for the kernel parameter `P`: `Vec<T>` for `&[T]` and `&mut [T]`, each [`Scalar`] for itself.
 pub trait TwinInput<P: Param>: Sync {
     #[doc(hidden)]
     type Held;

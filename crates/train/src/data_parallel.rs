@@ -146,8 +146,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// and gives its gradients to [`Gradients`]; then all replicas are updated. Returns the results of the devices that
     /// had rows, in their order. A gradient that no device has given counts as zero; [`unused`](Self::unused) names it.
     ///
-    /// A step is a scope, which ends when its devices are idle; [`launch_steps`](Self::launch_steps) has many steps in
-    /// one.
+    /// A step is a scope, which ends when its devices are idle; [`launch_steps`](Self::launch_steps) has many in one.
     ///
     /// # Errors
     /// * [`Error::NotFinite`]: the gradients of the step *before* this one had a NaN or an infinity (so had its loss,
@@ -179,10 +178,9 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         Ok(results.into_iter().flatten().collect())
     }
 
-    /// Gradients of one more piece of the batch, without an exchange and without an update: the next
-    /// [`step`](Self::step) counts them, too, with the weight of their rows. (DDP's `no_sync`.) Up to rounding it makes
-    /// the same step for all pieces of the batch and all of their orders: a sum on the way is never larger than the
-    /// largest mean of a piece.
+    /// Gradients of one more piece of the batch, without an exchange or an update: the next [`step`](Self::step) counts
+    /// them, too, with the weight of their rows. (DDP's `no_sync`.) Up to rounding it makes the same step for all
+    /// pieces and all their orders: a sum on the way never exceeds the largest mean of a piece.
     ///
     /// Gradients of half types are added up in `f32`: 4 bytes for each element, from the first call on.
     ///
@@ -203,16 +201,13 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
 
     /// Captures a step on `rows` rows as a [graph](Device::capture) of each device, for [`launch_steps`]: the passes of
     /// `f`, the sums of the gradients, and the update. Nothing runs yet, and no parameter changes. A launch is one call
-    /// of the driver where kernels meet on the GPUs, so it is the fastest way for shapes that stay the same. A later
-    /// capture replaces it.
+    /// of the driver where kernels meet on the GPUs: the fastest way for fixed shapes. A later capture replaces it.
     ///
-    /// `f` is as for [`step`](Self::step), with the rules of captures: it reads its rows from buffers that the model
-    /// keeps, and leaves its results in such buffers. Numbers of the host stay as they are now: factors, and the seeds
-    /// of [`dropout`](crate::prelude). Make one `step` with it before: the first matrix product loads cuBLAS, which a
-    /// graph cannot hold.
+    /// `f` is as for [`step`](Self::step), with the rules of captures: it reads rows from buffers that the model keeps,
+    /// and leaves results there. Host numbers stay as they are now: factors, seeds of [`dropout`](crate::prelude). Make
+    /// one `step` with it before: the first matrix product loads cuBLAS, which a graph cannot hold.
     ///
-    /// A captured step has the bits of a called one. Within a graph the sums come behind the whole backward pass, not
-    /// beside it.
+    /// A captured step has the bits of a called one. In a graph sums come after the whole backward pass, not beside it.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for 0 rows, after [`accumulate`](Self::accumulate), and for a model in several groups

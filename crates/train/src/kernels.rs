@@ -1,7 +1,6 @@
 //! This crate's device code: `kernels/*.cu` of its folder. `ops` declares its entries, with their host kernels.
 //!
-//! A device loads a module at the first launch of one of its kernels, so a program has no code of families that it does
-//! not call.
+//! A device loads a module at the first launch of its kernels: a program has no code of families that it does not call.
 
 macro_rules! modules {
     ($($name:ident $file:literal;)+) => {$(

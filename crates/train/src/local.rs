@@ -25,8 +25,7 @@ pub struct ParameterGroup {
 }
 
 impl ParameterGroup {
-    /// Parameters with these numbers of elements. [`Optimizer::sharded`] and [`Optimizer::bucket_bytes`] have no
-    /// meaning here.
+    /// Parameters of these numbers of elements. [`Optimizer::sharded`] and [`Optimizer::bucket_bytes`] do nothing here.
     pub fn new(optimizer: Optimizer, sizes: &[usize]) -> Self {
         ParameterGroup { optimizer, sizes: sizes.into(), replicated: false }
     }
@@ -144,10 +143,9 @@ impl<T: Parameter> LocalOptimizer<T> {
     /// One step: gradients and parameters of all groups, in their order. The norm is that of this device's gradients.
     /// Later work of the current stream has the new parameters. It does not wait for the device.
     ///
-    /// Returns the norm before it is clipped: one number on the device. None if the optimizer does not
-    /// [clip](Optimizer::clip). (`clip(f32::MAX.into())` computes the norm and changes nothing.) If the norm is not
-    /// finite, the step changes nothing but the number of [steps](Self::steps), which the next one's corrections and
-    /// schedules follow.
+    /// Returns the norm before clipping: one number on the device. None without [`clip`](Optimizer::clip).
+    /// (`clip(f32::MAX.into())` computes the norm and changes nothing.) If the norm is not finite, the step changes
+    /// nothing but the number of [steps](Self::steps), which the next one's corrections and schedules follow.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for other lengths than at the start, memory that begins at no multiple of 16 bytes,

@@ -1,6 +1,5 @@
-//! The operations that a perceptron, a transformer and their optimizers need, beyond the basic ones of the runtime: by
-//! family, each a trait that gives its methods to [`Device`](gpu_pool::Device). The [`prelude`](crate::prelude) has
-//! them all.
+//! The operations that perceptrons, transformers and their optimizers need, beyond the runtime's basic ones: by family,
+//! each a trait that adds methods to [`Device`](gpu_pool::Device). The [`prelude`](crate::prelude) has them all.
 //!
 //! All are asynchronous on the current stream and can be captured, unless they say that they wait. Errors of all:
 //! [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for lengths, shapes and arguments that do not fit,

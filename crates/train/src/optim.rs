@@ -239,10 +239,9 @@ setters! { Optimizer;
     /// [around a ring](gpu_pool::collective::ReduceOrder)).
     ///
     /// Buckets are reduce-scattered beside the backward pass. Where devices reach each other's memory, one kernel of
-    /// each then does the rest: it exchanges the sums of squares, clips, updates its part of all buckets, and writes
-    /// the new parameters to all devices. Elsewhere (software GPUs, devices without peer access, several processes, or
-    /// with a wish for an [algorithm](gpu_pool::collective::Algorithm)) it is separate calls for each bucket. The bits
-    /// are the same.
+    /// each does the rest: it exchanges the sums of squares, clips, updates its part of all buckets, and writes new
+    /// parameters to all devices. Elsewhere (software GPUs, devices without peer access, several processes, or a wish
+    /// for an [algorithm](gpu_pool::collective::Algorithm)) it is separate calls for each bucket, with the same bits.
     pub fn sharded(self) { self.sharded = true; }
 
     /// Bytes of gradients that are exchanged, and updated, together: see

@@ -72,9 +72,8 @@ impl<S: Stage + 'static> Pipeline<S> {
         Self::new_in(pool, |dev| Ok(dev.everyone()), schedule, build)
     }
 
-    /// Several pipelines beside each other, each in a group of devices: data parallel times pipeline parallel. `group`
-    /// makes the group of a device. A group has one member for each rank of the schedule; every device of the pool is
-    /// in one group.
+    /// Several pipelines side by side, each in a group of devices: data parallel times pipeline parallel. `group` makes
+    /// a device's group. A group has one member for each rank of the schedule; each device of the pool is in one group.
     ///
     /// With `|dev| dev.world()` one pipeline spans all processes of a cluster (`gpu-pool-cluster`), whose devices are
     /// its ranks in their order. Each process makes the same calls. The values between stages then cross processes,
@@ -88,8 +87,7 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// The page "Pipelines" of the guide has an example.
     ///
     /// # Errors
-    /// As [`new`](Self::new), and those of `group`; [`Error::InvalidArgument`] if the members of a group have made
-    /// different ones.
+    /// As [`new`](Self::new) and `group`; [`Error::InvalidArgument`] if members of a group made different ones.
     #[track_caller]
     pub fn new_in(
         pool: &GpuPool,
@@ -133,10 +131,9 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// not poisoned, and hold the gradients. To get NaNs as values, return them in a tuple or a type of your own.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a schedule without backward passes, for a stage that does not [split its backward
-    /// pass](Stage::backward_input) in a schedule that does, for a stage that returns no gradient where one is needed,
-    /// and for a value that is NaN; [`Error::Poisoned`]; [`Error::Timeout`] if a stage does not come; the stages' and
-    /// the closures' own errors.
+    /// [`Error::InvalidArgument`] for a schedule without backward passes, a stage that does not [split its backward
+    /// pass](Stage::backward_input) in a schedule that does, a stage that returns no gradient where one is needed, and
+    /// a NaN value; [`Error::Poisoned`]; [`Error::Timeout`] if a stage does not come; the stages' and closures' errors.
     #[track_caller]
     pub fn step<R: Send + 'static>(
         &mut self,

@@ -1,7 +1,6 @@
 //! Pipeline schedules as plain data: which rank does which action, in which order.
 //!
-//! Invariant: each value of [`PipelineSchedule`] is complete and runnable. `check.rs` proves both when the value is
-//! made.
+//! Invariant: each value of [`PipelineSchedule`] is complete and runnable. `check.rs` proves both when it is made.
 
 mod action;
 mod check;
@@ -30,8 +29,7 @@ type Checked<T> = std::result::Result<T, ScheduleError>;
 
 /// The most actions that a [`PipelineSchedule`] may have: 2^22, about four million.
 ///
-/// Because of the limit a wrong argument is an error immediately. Without it, `PipelineSchedule::gpipe(4, usize::MAX)`
-/// would fill the memory.
+/// It makes a wrong argument an error at once. Without it, `PipelineSchedule::gpipe(4, usize::MAX)` would fill memory.
 pub const MAX_ACTIONS: usize = 1 << 22;
 
 /// The order in which the ranks of a pipeline compute. Every value is complete and runnable.
@@ -109,8 +107,7 @@ impl PipelineSchedule {
         check::check(actions)
     }
 
-    /// The forward passes alone, in the same order: for inference. The result is runnable, since a forward pass waits
-    /// for forward passes only.
+    /// The forward passes alone, in the same order: for inference. It can run: forward passes wait only for each other.
     pub fn forward_only(&self) -> Self {
         let forward = |list: &Vec<Action>| list.iter().copied().filter(|a| a.work == Work::Forward).collect();
         PipelineSchedule {

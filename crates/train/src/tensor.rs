@@ -1,10 +1,9 @@
 //! Tensor parallel: layers whose weights lie on several devices (Megatron-LM: Shoeybi et al., 2019; with sequence
 //! parallel norms: Korthikanti et al., 2022).
 //!
-//! A layer holds this device's part of the weights and of their gradients. With `accumulate` gradients are added to
-//! those of earlier calls. Of half types the sums are in `f32` ([`Wide`]), and the gradients are these, rounded.
-//! Invariant: a collective of a step back is enqueued before the gradients of the weights, on a stream of its own, so
-//! that both run in parallel.
+//! A layer holds this device's part of the weights and their gradients. With `accumulate` gradients are added to those
+//! of earlier calls. Of half types the sums are in `f32` ([`Wide`]), and the gradients are these, rounded. Invariant: a
+//! collective of a step back is enqueued before the weights' gradients, on its own stream, so both run in parallel.
 
 mod embedding;
 #[cfg(feature = "blas")]
@@ -24,9 +23,8 @@ use crate::update::{add_up, wide_len};
 use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, Element, Error, Group, ReduceOp, Result, kernel::Float};
 use std::ops::Range;
 
-/// The part of `len` columns or rows that belongs to member `rank` of the group. Parts are whole `unit`s and as equal
-/// as possible, the larger ones first: 7 in units of 1 on 3 members are 3, 2, 2. The heads of attention are units, so
-/// that no head is cut.
+/// The part of `len` columns or rows for member `rank` of the group. Parts are whole `unit`s and as equal as possible,
+/// larger ones first: 7 in units of 1 on 3 members are 3, 2, 2. The heads of attention are units, so no head is cut.
 ///
 /// ```
 /// # use gpu_pool_train::part_of;
@@ -144,7 +142,11 @@ impl Wide {
     }
 
     /// The gradient begins anew. Its old sum could round to the new value by chance; what is no number never does.
-    fn forget(&mut self, dev: &Device) -> Result<()> {
+    /// A graph does it at each launch, so it needs the memory of later sums.
+    fn forget<T>(&mut self, dev: &Device, len: usize) -> Result<()> {
+        if self.0.is_none() && dev.captures() && Self::is_for::<T>() && len > 0 {
+            self.0 = Some([dev.zeros(wide_len(len))?, dev.zeros(1)?]);
+        }
         self.0.as_mut().map_or(Ok(()), |[wide, _]| dev.fill(wide, f32::NAN))
     }
 }
@@ -158,7 +160,7 @@ fn put<T: Float + Element>(
     if add {
         return wide.add(dev, value, sum);
     }
-    wide.forget(dev)?;
+    wide.forget::<T>(dev, sum.len())?;
     dev.copy(value, sum)
 }
 

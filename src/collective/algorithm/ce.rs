@@ -101,8 +101,7 @@ impl Moves<'_> {
         here.submit(&side, (DType::U8, ReduceOp::Sum), launch::blocks(bytes))
     }
 
-    /// Copies one member's data to all destinations. If another device has the data, it comes here first, and goes on
-    /// from here.
+    /// Copies one member's data to all destinations. Data of another device come here first, and go on from here.
     fn relay(&self, bytes: usize, source: RemotePtr, destinations: &[RemotePtr]) -> Result<()> {
         let own = self.member.index();
         let here = destinations.iter().find(|to| to.device == own).copied();

@@ -1,5 +1,4 @@
-//! One kernel per member does the whole collective: it reads one slice from all members, adds up, and writes the sums
-//! to all members.
+//! One kernel per member does the whole collective: it reads one slice from all members and writes the sums to all.
 //!
 //! `choose` picks it on GPUs with peer access where no other algorithm is faster. The kernel waits for its peers'
 //! kernels by flags, before it reads and after it has written (`kernels/combine.cu`, `kernels/meet.cuh`).

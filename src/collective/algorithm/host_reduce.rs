@@ -13,9 +13,8 @@
 //! To fold, the host waits until its own piece is down, and tells the others, which then read it. Meanwhile the next
 //! one comes down. Data that are only moved need no wait of the host: streams wait for each other's events.
 //!
-//! A slot may be used again, since a member tells its peers that its piece `j + 1` is down after its fold of piece `j`.
-//! The event in this message covers its copies of piece `j` out of the peers' stages. Piece `j + 2` is brought down
-//! after all these events.
+//! A slot may be used again: a member tells its peers that its piece `j + 1` is down after its fold of piece `j`. The
+//! message's event covers its copies of piece `j` from the peers' stages. Piece `j + 2` comes down after these events.
 
 use super::{Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, Staging};
 use crate::{

@@ -4,9 +4,8 @@
 //! `choose` picks it for sums of floats that are not large: half the bytes of [`ll`]'s packets, and no flag behind the
 //! data as in [`eager`](super::eager). [`slots`](super::slots) has no limit. Never touches a peer's user buffer.
 //!
-//! Invariant: a room of the inbox is written again two calls later at the earliest, when it has been emptied; each call
-//! waits for data of all its peers. The rest of a failed call is removed before the member meets again
-//! (`collective/barrier.rs`).
+//! Invariant: a room of the inbox is written again at least two calls later, when it is empty; each call waits for data
+//! of all its peers. The rest of a failed call is removed before the member meets again (`collective/barrier.rs`).
 
 use super::{Algorithm, Case, Matched, Member, ll};
 use crate::{

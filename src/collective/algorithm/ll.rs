@@ -1,5 +1,4 @@
-//! The LL ("low latency") algorithm: every 8 bytes carry 4 bytes of data and 4 bytes of flag, so a receiver needs no
-//! barrier.
+//! The LL ("low latency") algorithm: every 8 bytes carry 4 bytes of data and 4 of flag, so a receiver needs no barrier.
 //!
 //! `choose` picks it for small messages. Each member sends everything that a peer needs at once
 //! ([`packets`](crate::fabric::packets)), by `kernels/push.cu`. It never touches a peer's user buffer. Without peer
@@ -19,8 +18,7 @@ pub(crate) struct Ll;
 
 /// Bytes of a block: one packet of 8 bytes for each thread, so that all packets are on their way at once.
 const PER_BLOCK: usize = 512 * 8;
-/// A receiver polls all packets over the bus, so packets that take over a microsecond are slower than data with one
-/// flag.
+/// A receiver polls all packets over the bus, so packets that take over 1 us are slower than data with one flag.
 const THROUGH_HOST: usize = 64 << 10;
 
 impl Algorithm for Ll {

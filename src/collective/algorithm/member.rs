@@ -1,5 +1,4 @@
-//! One member's part in a collective, as a value. [`execute`](super::super::execute) makes a [`Member`] when the
-//! collective is committed.
+//! One member's part in a collective, as a value. [`execute`](super::super::execute) makes a [`Member`] at its commit.
 //!
 //! Invariant (the exit rule): when the member's stream has passed the collective, no peer touches the member's memory.
 
@@ -61,8 +60,7 @@ impl Matched<'_> {
         (0..members).map(|member| self.scratch(member).map_or(0, |scratch| scratch.bytes)).min().unwrap_or(0)
     }
 
-    /// All have as much, but for `all_to_all_v`, whose shape was not known when they were made. Also the bytes of the
-    /// smallest.
+    /// All have as much, but for `all_to_all_v`, whose shape is unknown when they are made. Also the smallest's bytes.
     pub(super) fn stages(&self, members: usize) -> (SmallVec<[Address; 8]>, usize) {
         let all = || (0..members).map(|member| self.exposed(member).stage.as_ref().expect("every member has a stage"));
         (all().map(|stage| stage.address).collect(), all().map(|stage| stage.bytes.len()).min().unwrap_or(0))

@@ -1,6 +1,5 @@
 //! All-reduce around a ring by one kernel per member, which writes to its successor's scratch. `kernels/ring.cu` has
-//! the protocol. `choose` picks it for large sums of `f32` and `f64` where kernels can wait for each other on the
-//! devices.
+//! the protocol. `choose` picks it for large `f32` and `f64` sums if kernels can wait for each other on the devices.
 //!
 //! Invariant: all members know the smallest scratch, so all cut alike ([`cut`]). The bits are those of
 //! [`ring_ce`](super::ring_ce).

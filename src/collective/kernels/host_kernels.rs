@@ -36,12 +36,10 @@ pub(super) unsafe fn combine<T: Summand>(_dims: LaunchDims, args: &[HostArg]) {
     unsafe { fold::<T>(n as usize, op, &sources, &destinations, factor, sources.len()) }
 }
 
-/// `n` elements of every source, by rank, into every destination. A source may be a destination. An average is over so
-/// many members.
+/// `n` elements of every source, by rank, into every destination. A source may be one. An average is over `members`.
 ///
 /// # Safety
-/// All are of so many elements and aligned for them; no other work writes a source meanwhile, nor touches a
-/// destination.
+/// All are of so many elements and aligned for them; no other work writes a source or touches a destination meanwhile.
 unsafe fn fold<T: Summand>(
     n: usize,
     op: u32,

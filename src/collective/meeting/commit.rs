@@ -88,8 +88,7 @@ impl Meeting<'_> {
         }
     }
 
-    /// If a peer has committed it before the failure was seen, `owed` is skipped. `blocks` are what peers' kernels
-    /// touch.
+    /// If a peer committed it before the failure was seen, `owed` is skipped. `blocks` are what peers' kernels touch.
     #[cold]
     pub(in super::super) fn skip_launch(
         &self,

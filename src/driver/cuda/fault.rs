@@ -1,11 +1,9 @@
 //! The driver's error codes: their names, and the [`FaultKind`] of each.
 //!
-//! The names come from this table: formatting cudarc's `DriverError` calls `cuGetErrorString`, which panics without
-//! libcuda.
+//! Names come from this table: formatting a `DriverError` calls `cuGetErrorString`, which panics without libcuda.
 //!
-//! `CUresult` is a Rust enum that a C function returns, so a code that the bindings do not know is undefined behaviour.
-//! The table therefore lists every code of the newest bindings, and the symbols that `library.rs` loads return plain
-//! integers.
+//! `CUresult` is a Rust enum that a C function returns: a code unknown to the bindings is undefined behaviour. So
+//! the table lists every code of the newest bindings, and the symbols that `library.rs` loads return plain integers.
 
 use cudarc::driver::sys::CUresult;
 

@@ -1,5 +1,4 @@
-//! Finds libcuda and its symbols. Invariant: cudarc panics if one is missing, so none is called before it was found
-//! here.
+//! Finds libcuda and its symbols. Invariant: cudarc panics without one, so none is called before it was found here.
 
 use std::ffi::{c_int, c_void};
 

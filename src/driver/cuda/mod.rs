@@ -1,8 +1,7 @@
 //! NVIDIA GPUs, through the CUDA driver API.
 //!
-//! cudarc's `sys` and `result` layers load the driver at run time. Every call makes one or two driver calls on the
-//! device's *primary* context. The oldest supported driver is 535 (CUDA 12.2); later functions are looked up by name
-//! and are optional.
+//! cudarc's `sys` and `result` load the driver at run time. Every call makes one or two driver calls on the device's
+//! *primary* context. The oldest supported driver is 535 (CUDA 12.2); later functions, looked up by name, are optional.
 //!
 //! `library` finds libcuda, `context` opens a device and has the checks of every call, `fault` has the error codes. The
 //! calls are inherent methods in the other files, to which the `impl Driver` below forwards; an unsafe one demands what

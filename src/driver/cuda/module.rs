@@ -106,8 +106,7 @@ impl CudaGpu {
         self.big_shared.lock().clear();
         self.enter()?;
         self.shared.unload(m, || {
-            // SAFETY: the caller's promise: a module of this device, none of its kernels in flight; and it has no other
-            // user.
+            // SAFETY: the caller's promise: a module of this device with no kernel in flight and no other user.
             self.check(unsafe { sys::cuModuleUnload(module(m)) })
         })
     }

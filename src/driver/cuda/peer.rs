@@ -106,8 +106,7 @@ impl CudaGpu {
         rights.remove(&key);
         let expelled = vmm::space(peer).lock().expel(self.device);
         let result = if ours && current {
-            // SAFETY: our context is current, the peer's is retained; if the right is already revoked, the call only
-            // returns an error.
+            // SAFETY: our context is current, the peer's is retained; if the right is revoked, the call only fails.
             fault::code(unsafe { sys::cuCtxDisablePeerAccess(context) })
         } else {
             SUCCESS

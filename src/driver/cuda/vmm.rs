@@ -259,8 +259,7 @@ impl CudaGpu {
             Ok(mapping) => mapping,
             Err(fault) => return alive.and(Err(fault)),
         };
-        // SAFETY: the caller's promise: a whole mapping that no operation uses. CUDA itself does not wait
-        // (pytorch#196257).
+        // SAFETY: the caller's promise: a whole mapping that no operation uses. CUDA does not wait (pytorch#196257).
         let unmapped = self.check(unsafe { sys::cuMemUnmap(address, bytes) });
         if unmapped.is_ok() {
             space.mappings.remove(&address);

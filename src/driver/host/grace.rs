@@ -1,5 +1,4 @@
-//! The grace period of a step: how long a stepped machine with ready work waits for a program that does not become
-//! quiescent. Used by `step`.
+//! The grace period of `step`: how long a machine with ready work waits for a program that does not become quiescent.
 
 use crate::stall::StallTimer;
 use std::time::{Duration, Instant};

@@ -194,8 +194,7 @@ impl Machine {
         }
     }
 
-    /// Starts one more worker if streams are ready and all workers have been busy with the same operations for a while:
-    /// some operations never end.
+    /// Starts another worker if streams are ready and all have long been busy with the same operations: some never end.
     fn relieve(self: &Arc<Self>, state: &mut State) {
         let State { core, crew, .. } = state;
         let now = Instant::now();

@@ -3,8 +3,7 @@
 //! A device address is no host address: it is translated when an operation runs. It lies in the device's window, 8 TiB
 //! wide and far outside the addresses of the operating system, which no other device uses while this one lives, nor for
 //! long afterwards. The upper half of a window is for addresses that are reserved first and mapped later (`window`).
-//! Page-locked and managed memory keep their host addresses.
-//! A gap follows each allocation.
+//! Page-locked and managed memory keep their host addresses. A gap follows each allocation.
 
 use super::{Block, Shared, Windows, block::ALIGN, fault, not_mapped, timing::Side};
 use crate::driver::{Address, DriverResult, Fault};
@@ -326,7 +325,7 @@ impl Space {
                 if start - at >= need {
                     break;
                 }
-                at = start + footprint(block.len() as u64)?;
+                at = (start + footprint(block.len() as u64)?).next_multiple_of(ALIGN as u64);
             }
             (at + need <= window + WINDOW).then_some(at - window)
         })

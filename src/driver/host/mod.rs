@@ -123,8 +123,7 @@ fn gpu(device: &dyn Driver) -> Option<&HostGpu> {
     device.as_any().downcast_ref()
 }
 
-/// Registers an attendee at `device`'s machine, for as long as the attendee lives. Does nothing if the device is no
-/// software GPU.
+/// Registers an attendee at `device`'s machine while the attendee lives. Does nothing if `device` is no software GPU.
 pub fn attend(device: &dyn Driver, attendee: &Arc<dyn Attendee>) {
     if let Some(gpu) = gpu(device) {
         gpu.lock().threads.attend(attendee);
@@ -141,8 +140,7 @@ pub(crate) fn steps(device: &dyn Driver, from: usize) -> Option<Vec<Step>> {
     Some(gpu(device)?.lock().stepper.as_ref()?.trace.steps().get(from..)?.to_vec())
 }
 
-/// Where a range of a software GPU's memory, or of page-locked memory, is in this process: for tests of libraries that
-/// take a GPU's addresses.
+/// Where a software GPU's or page-locked memory is in this process: for tests of libraries that take GPU addresses.
 pub fn in_process(device: &dyn Driver, address: super::Address, bytes: usize) -> Option<*mut u8> {
     let state = gpu(device)?.lock();
     let found = state.core.memory.resolve(address, bytes).ok()?;

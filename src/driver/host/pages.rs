@@ -83,8 +83,7 @@ mod system {
             debug_assert!(offset + bytes <= self.bytes);
             let at = self.first.as_ptr().wrapping_add(offset);
             let (rights, how) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
-            // SAFETY: within the range, which only this value uses; the caller promises that no reference into it
-            // exists.
+            // SAFETY: within the range, which only this value uses; the caller promises: no reference into it exists.
             unsafe { rustix::mm::mmap(at.cast(), bytes, rights, how, memory, 0)? };
             Ok(())
         }

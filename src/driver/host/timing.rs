@@ -1,7 +1,6 @@
 //! The times of software GPUs: machines in virtual time, and their clocks.
 //!
-//! `gpu-pool-lab` has machines and clocks. `step` keeps the times of streams, the clock those of shared resources and
-//! threads.
+//! `gpu-pool-lab` has machines and clocks. `step` has streams' times, the clock those of shared resources and threads.
 
 use super::HostConfig;
 use crate::{

@@ -1,9 +1,8 @@
 //! The traffic of a device in a sum by inboxes: units that it sends and takes, and trips one after the other; and the
 //! time that this takes at least. A model, for any number of members.
 //!
-//! Inboxes were measured between two and four devices. Between more, `inbox` asks [`most_in_one_trip`], and tests hold
-//! the limit of `slots` to this. Tests compare the kernels' own source, too (`kernels/on_cpu/meeting/traffic.inc`,
-//! `check.cpp`).
+//! Inboxes were measured between 2 and 4 devices. Between more, `inbox` asks [`most_in_one_trip`], and tests hold
+//! `slots`' limit to this. Tests compare the kernels' source, too (`kernels/on_cpu/meeting/traffic.inc`, `check.cpp`).
 
 /// Nanoseconds of a trip: from a store until the peer that polls has seen it. From a prototype on two H200s, in graphs:
 /// 1 KB in 1.8 us, 1 MB in 5.0, 4 MB in 16.6, 16 MB in 56.8.

@@ -1,6 +1,5 @@
-//! Launches of kernels that work on segments: parts of a bucket, each with memory somewhere. On a GPU a table in the
-//! arguments holds their addresses. A host kernel finds the same memory as slices behind the table, which also tell the
-//! checker what is touched.
+//! Launches of kernels on segments: parts of a bucket, each with memory somewhere. On a GPU a table in the arguments
+//! holds their addresses. A host kernel finds the memory as slices behind it, which tell the checker what is touched.
 #![allow(missing_docs, reason = "only the crates above see it, through `extend`")]
 
 pub use crate::collective::kernels::{Arguments, value};

@@ -1,8 +1,7 @@
 //! Backings: where a cache's memory comes from.
 //!
 //! A [`Backing`] takes memory from the driver in *units* and gives them back one by one. Units lie in *regions*, whose
-//! memory may be contiguous. Blocks may outlive the pool, so each keeps its [`Region`], whose drop gives back what is
-//! left.
+//! memory may be contiguous. Blocks may outlive the pool: each keeps its [`Region`], whose drop gives back the rest.
 //!
 //! * `vmm` ([`vmm`]): one window of addresses per device, one region for ever. Units are mapped where memory is
 //!   missing, so that free memory on both sides counts, and may be unmapped or moved anywhere. This ends the
@@ -83,9 +82,8 @@ pub(crate) trait Backing: Send {
     unsafe fn unmap(&mut self, region: u32, unit: Range<Address>) -> DriverResult;
 
     /// Moves units, so that `bytes` free bytes lie together: like [`grow`](Self::grow), but with memory that the pool
-    /// has already. `from` lists the units that may move, in order of preference; `free` counts all of them as free.
-    /// Units next to the chosen address stay there. Moves nothing if there is no such address, or not enough to move.
-    /// `vmm` only.
+    /// has. `from` lists the units that may move, in order of preference; `free` counts all as free. Units next to the
+    /// chosen address stay there. Moves nothing if there is no such address, or not enough to move. `vmm` only.
     ///
     /// Nothing uses these units any more, on any device.
     unsafe fn move_units(&mut self, from: &[(u32, Range<Address>)], bytes: u64, free: FreeAround) -> Moved;

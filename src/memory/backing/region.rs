@@ -205,8 +205,7 @@ impl Drop for Region {
         for (start, Unit { bytes, state }) in units {
             match state {
                 State::Here => {
-                    // SAFETY: its last block is gone. Blocks go only when their uses have completed; otherwise their
-                    // unit is leaked.
+                    // SAFETY: its last block is gone. Blocks go only when their uses are over; else the unit is leaked.
                     if let Err(fault) = unsafe { self.give_back(&(start..start + bytes)) } {
                         // After a fault of another kind it is given back, or nothing more can be done.
                         empty &= fault.kind != FaultKind::Misuse;

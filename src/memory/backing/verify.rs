@@ -1,8 +1,7 @@
 //! Tests whether memory of a window works: written by the device, copied by the copy engines, also over the edge of two
 //! mappings, and read by the host.
 //!
-//! Called once by [`open`](super::open()). Invariant: when a test returns, nothing of it is in flight, or its memory is
-//! leaked.
+//! Called once by [`open`](super::open()). Invariant: after a test nothing of it is in flight, or its memory is leaked.
 
 use super::{Backing, ProbeContext, vmm::Vmm};
 use crate::{

@@ -191,8 +191,7 @@ impl Cache {
     pub(crate) fn lay_zone_here(&mut self, block: &Block) {
         let Some(audit) = &mut self.audit else { return };
         let zone = zone(block);
-        // SAFETY: these bytes belong to the block, no operation is given them, and the operations of earlier owners are
-        // over.
+        // SAFETY: these bytes belong to the block, no operation is given them, and earlier owners' operations are over.
         unsafe { (block.address as *mut u8).add(zone.start).write_bytes(ZONE, zone.len()) };
         audit.armed.insert(block.address);
     }

@@ -1,5 +1,4 @@
-//! Out of memory: the attempts, in order, before a request fails; and how memory comes from and goes back to the
-//! driver.
+//! Out of memory: the attempts, in order, before a request fails; how memory comes from and returns to the driver.
 //!
 //! A new search follows each rung, so a block that came back meanwhile is found (cf. pytorch#189504). A request that
 //! fails leaves everything as it was, except for memory that has moved. No rung asks the peers for what they have
@@ -200,8 +199,7 @@ impl Cache {
         self.map_within(op, need, u64::MAX, |past| !past.names_lost_peer(own))
     }
 
-    /// Like [`map`](Self::map), unless the pool would then hold more than `most` bytes. Free memory counts if `counts`
-    /// accepts its past.
+    /// Like [`map`](Self::map), up to `most` bytes in the pool. Free memory counts if `counts` accepts its past.
     fn map_within(&mut self, op: &'static str, need: u64, most: u64, counts: impl Fn(&History) -> bool) -> Result<()> {
         let left = self.limit.unwrap_or(u64::MAX).min(most).saturating_sub(self.backing.reserved());
         let budget = left / GRAIN as u64 * GRAIN as u64;

@@ -42,8 +42,7 @@ const GRAIN: usize = Heap::<History>::GRAIN;
 /// The largest alignment that a request may have.
 pub(crate) const MOST_ALIGN: usize = 2 << 20;
 const SPARE_HEADERS: usize = 1024;
-/// Up to this size a pool grows rather than make streams wait for each other (rmm#850). Beyond it the memory is worth
-/// more than the wait.
+/// Up to this size a pool grows rather than make streams wait for each other (rmm#850). Beyond it the wait costs less.
 const EAGER: u64 = 256 << 20;
 /// Large allocations between two looks at the remote free list.
 const LOOK: u64 = 64;
@@ -133,8 +132,7 @@ impl Cache {
         })
     }
 
-    /// Returns a block of at least `request.bytes` bytes. The contents are undefined, and the hazards may hold old
-    /// uses.
+    /// A block of at least `request.bytes` bytes. The contents are undefined, and the hazards may hold old uses.
     // `allocate` and `put` inline all of the hot path: calls would be a third of its time.
     #[inline(always)]
     pub(crate) fn allocate(&mut self, request: &Request<'_>) -> Result<BlockRef> {

@@ -33,8 +33,7 @@ use std::collections::BTreeMap;
 
 /// Byte positions are relative to the range's start.
 pub(crate) trait Payload: Default {
-    /// Splits off the part from byte `at` on; its positions start at 0 again. `self` keeps what lies before: nothing if
-    /// `at` is 0.
+    /// Splits off the part from byte `at` on; its positions start at 0. `self` keeps the rest: nothing if `at` is 0.
     fn split_off(&mut self, at: usize) -> Self;
     /// Appends what is known of the range that begins at byte `at` of this one.
     fn join(&mut self, at: usize, later: Self);

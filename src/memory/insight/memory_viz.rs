@@ -74,9 +74,8 @@ impl MemorySnapshot {
     /// `torch.cuda.memory._dump_snapshot` writes it.
     ///
     /// Drop the file on <https://pytorch.org/memory_viz>. That page draws in the browser and uploads nothing. It shows
-    /// the memory over time, and the address space after each event. Both have the call sites if recording was on.
-    /// PyTorch's `torch/cuda/_memory_viz.py` reads the file, too. The events have microseconds since the pool was
-    /// built.
+    /// the memory over time, and the address space after each event. Both have call sites if recording was on.
+    /// PyTorch's `torch/cuda/_memory_viz.py` reads the file too. The events have microseconds since the pool was built.
     ///
     /// `std::fs::write("memory.pickle", MemorySnapshot::memory_viz(&pool.memory_snapshots()?))`, for example.
     pub fn memory_viz(devices: &[MemorySnapshot]) -> Vec<u8> {

@@ -1,8 +1,7 @@
 //! Milestones: behind every sixteenth operation of a stream, a signal that shows when the stream has passed it.
 //!
-//! The signal is a number in a [word](super::word) that the host polls by a load, or else an event, polled by a driver
-//! call. Milestones are best effort: without one, others wait for work that may be over, and deadlines are less
-//! patient.
+//! The signal is a number in a [word](super::word) that the host polls by a load, or an event, polled by a driver call.
+//! Milestones are best effort: without one, others wait for work that may be over, and deadlines are less patient.
 
 use super::{StreamCore, word::Word};
 use crate::{

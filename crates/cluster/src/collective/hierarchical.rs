@@ -1,7 +1,6 @@
 //! A member's work in every collective of several processes: it works inside its process, stages, and meets.
 //!
-//! The files of the shapes use a [`HierarchicalCall`]. It uses the members of this process as a group, and the scope of
-//! all processes.
+//! The shapes' files use a [`HierarchicalCall`]. It uses this process's members as a group, and all processes' scope.
 
 use super::{cut::Cut, rail_map::RailMap};
 use crate::internals::*;

@@ -65,6 +65,20 @@ pub(super) struct CancelOn<'a> {
     pub gang: &'a Gang,
 }
 
+impl CancelOn<'_> {
+    /// Ends the wait for a message: the cluster is over, or the gang has failed so long ago. Then the scope has failed
+    /// at both ends, and the other one may have no memory for the message.
+    fn within(&self, deadline: Duration) -> impl Fn() -> Option<Error> {
+        let failed = OnceCell::new();
+        let given_up = move || {
+            let (_, cause) = self.gang.cause()?;
+            let since: &Instant = failed.get_or_init(Instant::now);
+            (since.elapsed() >= deadline).then_some(cause)
+        };
+        move || (self.lost)().or_else(&given_up)
+    }
+}
+
 /// Meets again, for the batch with this number.
 pub(super) type Again<'a> = &'a dyn Fn(usize) -> Result<Commit>;
 
@@ -140,14 +154,7 @@ impl MessageRoute {
                     Held::Device(_) => None,
                 };
                 let messages = batches.into_iter().flatten().filter_map(message).collect();
-                let failed = OnceCell::new();
-                // A receiver that has no memory for it never comes.
-                let given_up = || {
-                    let (_, cause) = cancel_on.gang.cause()?;
-                    let since: &Instant = failed.get_or_init(Instant::now);
-                    (since.elapsed() >= *deadline).then_some(cause)
-                };
-                transport.exchange(messages, &|| (cancel_on.lost)().or_else(given_up)).map(drop)
+                transport.exchange(messages, &cancel_on.within(*deadline)).map(drop)
             }
             MessageRoute::Rail(rail) => {
                 // Else the library would make the context of GPU 0 on this thread.
@@ -197,14 +204,16 @@ impl MessageRoute {
         again: Again<'_>,
     ) -> Result<Vec<Held>> {
         match self {
-            MessageRoute::Host { transport, peer, receiver, .. } => {
+            MessageRoute::Host { transport, peer, receiver, deadline } => {
                 let into = |held| match held {
                     Held::Host(into) => Arc::into_inner(into).map(|into| (into.len(), into)),
                     Held::Device(_) => None,
                 };
                 let room: Vec<_> = room.into_iter().filter_map(into).collect();
                 let message = |(len, into)| Message::Receive { from: *peer, tag: tag(first, *receiver), into, len };
-                let arrived = transport.exchange(room.into_iter().map(message).collect(), &|| hier.lost())?;
+                let cancel_on = CancelOn { lost: &|| hier.lost(), gang: hier.group.device().own_gang() };
+                let messages = room.into_iter().map(message).collect();
+                let arrived = transport.exchange(messages, &cancel_on.within(*deadline))?;
                 let held = arrived.into_iter().filter_map(|message| match message {
                     Message::Receive { into, .. } => Some(Held::Host(Arc::new(into))),
                     Message::Send { .. } => None,

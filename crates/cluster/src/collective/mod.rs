@@ -22,14 +22,14 @@
 //! with the fewest members has. Between devices it is an ordinal that all processes have members with.
 //!
 //! **Bits.** All members hold the same bits, in every run and over every transport that moves bytes. Elements are
-//! combined inside each process in the order of ranks, and rounded; then the processes' results in the order of
-//! processes, and rounded. So `f16` and `bf16` are rounded twice. An average of `f16` is a sum of parts, each over the
-//! number of all members, since the sum inside a process may be out of range where the average is not. The bits depend
-//! on how many members each process has, also with [`ReduceOrder::Rank`](gpu_pool::collective::ReduceOrder), which
-//! fixes the order inside.
+//! combined inside each process in the order of ranks, and rounded; then the processes' results in their order, and
+//! rounded. So `f16` and `bf16` are rounded twice. An average of `f16` is a sum of parts, each over the number of all
+//! members, since a process's sum may be out of range where the average is not. The bits depend on how many members
+//! each process has, also with [`ReduceOrder::Rank`](gpu_pool::collective::ReduceOrder), which fixes the order inside.
 //!
 //! Invariants (`traits.rs`): data is staged before the member arrives. From the commit to the end of the messages no
-//! message depends on the gang, nor on memory that is still to be had.
+//! message depends on the gang, nor on memory that is still to be had. But the receiver of a member's message has to
+//! have memory for it: where it has none, both ends give the message up.
 
 mod all_to_all;
 mod cut;

@@ -40,8 +40,7 @@ pub(super) trait Rail {
     fn carry_next(&mut self) -> Result<Option<Self::Piece>>;
 }
 
-/// A rail by the memory of the hosts. It needs neither gang nor device once its pieces are staged, so another thread
-/// may carry it.
+/// A rail by the hosts' memory. It needs no gang or device once its pieces are staged, so another thread may carry it.
 pub(super) trait HostSide: Rail<Piece: Send> + Send + 'static {
     /// Waits until all pieces are staged.
     fn staged(&self) -> Result<()>;

@@ -1,6 +1,5 @@
-//! The rail of software GPUs of processes that have memory in common ([`CommonMemory`]). The step before it leaves a
-//! member's slice there. After the commit the others add up, or copy, straight out of that memory, and a sum goes
-//! straight into all slices.
+//! The rail of software GPUs of processes with memory in common ([`CommonMemory`]). The step before leaves a member's
+//! slice there. After the commit others add up or copy straight out of it, and a sum goes straight into all slices.
 //!
 //! ```text
 //! a member's memory:  a counter of each process | piece 0: its slice (and own ranges that lie apart) | piece 1 | ..

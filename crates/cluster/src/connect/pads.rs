@@ -16,8 +16,7 @@ use std::{
 /// How long a kernel of the probe waits for the others, which have said that they are ready.
 const PROBE: Duration = Duration::from_secs(5);
 
-/// The pad of this process; or why all go without. `machines`: whether all are on one, and whether this process was
-/// told to use NCCL alone.
+/// This process's pad; or why all go without. `one_machine`: all are on one. `alone`: this one is to use NCCL alone.
 pub(super) fn open(
     control: &Control,
     drivers: &[DriverRef],

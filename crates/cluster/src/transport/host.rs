@@ -76,8 +76,7 @@ impl Backoff {
     /// Some microseconds: with more processes than cores, a spinning one keeps the core from the one that it waits for.
     /// A yield costs as much on a busy machine.
     const SPINS: u32 = 128;
-    /// Time of yielding. A committed collective's messages are on their way, so a wait is longer only if a process has
-    /// no core, or is dead.
+    /// Time of yielding. A committed collective's messages come sooner, unless a process has no core, or is dead.
     const YIELDS: Duration = Duration::from_millis(10);
     const SLEEP: Duration = Duration::from_micros(50);
     /// How often a wait asks whether a process is lost.

@@ -35,8 +35,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Bytes of one request, at most: counts are `int`s. (Functions with large counts are of MPI 4, which Open MPI 4 is
-/// not.)
+/// Bytes of one request, at most: counts are `int`s. (Large counts are of MPI 4, which Open MPI 4 is not.)
 pub const PIECE: usize = 1 << 30;
 
 /// How often a wait for the library asks whether a process is lost.
@@ -142,6 +141,8 @@ impl Mpi {
     /// Streams' work on them is done before the call.
     pub(crate) unsafe fn exchange_parts(&self, parts: Vec<Part>, lost: &dyn Fn() -> Option<Error>) -> Result<()> {
         let Some(_pass) = self.gate.enter() else { return Err(unusable("MPI has ended in this process")) };
+        // What it has left on the way may have the tag of a later message.
+        fail_if!(self.failed.is_raised(), unusable("an earlier call has failed: start all processes anew"));
         let done = match self.started.multiple {
             // SAFETY: the caller's promise.
             true => unsafe { self.here(&parts, lost) },

@@ -124,8 +124,7 @@ impl Nccl {
         Ok(Nccl { rails, overlap: None, watch: Mutex::new(Some(watch)) })
     }
 
-    /// Large collectives go in several calls, beside other kernels of the devices; each device has a GPU of its own.
-    /// All hosts say so, or none.
+    /// Large collectives go in several calls, beside other kernels; devices share no GPU. All hosts say so, or none.
     pub(crate) fn overlap(&mut self, blocks: u32) {
         self.overlap = Some(Overlap { piece: PIECE, blocks });
     }

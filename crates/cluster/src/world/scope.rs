@@ -15,8 +15,7 @@ pub(super) struct Scope {
     pub id: u64,
 }
 
-/// The members, the call and its place, as other processes are told them. Most calls are like the thread's last one:
-/// then its texts are taken.
+/// The members, call and place, for other processes. Most calls are like the thread's last one, and take its texts.
 fn told(places: &[Place], call: &str, site: Site) -> (Arc<[Member]>, Arc<str>, Arc<str>) {
     type Last = (Arc<[Member]>, Arc<str>, Arc<str>, Site);
     thread_local!(static LAST: RefCell<Option<Last>> = const { RefCell::new(None) });

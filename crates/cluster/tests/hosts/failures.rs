@@ -90,7 +90,7 @@ impl HostTransport for Full {
 #[test]
 fn a_receiver_that_fails_behind_the_meeting_holds_no_sender() {
     crate::user_code::guarded(|| {
-        let set = |builder: Builder| builder.timeout(Duration::from_millis(500));
+        let set = |builder: Builder| builder.timeout(Duration::from_secs(3));
         let hosts = Hosts::over(&[1, 1], set, |_, _| (Transport::Host(Arc::new(Full)), None));
         let found = hosts.run(|dev| {
             let world = dev.world()?;

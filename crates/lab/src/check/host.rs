@@ -107,9 +107,8 @@ thread_local! {
     static WITHIN: RefCell<Vec<Within>> = const { RefCell::new(Vec::new()) };
 }
 
-/// While this guard lives, its thread has the knowledge of a stream. The thread takes the clock over when it first asks
-/// for its seat. A function that never asks must not take the account's lock: its owner may wait for room in a stream's
-/// queue.
+/// While this guard lives, its thread has a stream's knowledge: it takes the clock over when it first asks for its
+/// seat. A function that never asks must not take the account's lock: its owner may wait for room in a stream's queue.
 pub(super) struct InStream {
     checker: Weak<Checker>,
 }

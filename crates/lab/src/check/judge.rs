@@ -316,8 +316,7 @@ impl State {
         worst
     }
 
-    /// Unless an operation may still use the memory. `None` if it did not come from this kind of call: the driver
-    /// reports that.
+    /// Unless an operation may still use the memory. `None` if it is not of this kind of call: the driver reports that.
     pub fn free(&mut self, by: HostId, call: Call, address: Address, source: Source) -> Judged<Option<Removed>> {
         let operation = || call.operation(OpSite::current(), None, None, true);
         let Some(range) = self.heap.chunk(address, source) else {

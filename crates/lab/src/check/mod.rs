@@ -175,8 +175,7 @@ impl Checker {
     /// themselves; programs that use drivers without a pool must call it.
     ///
     /// # Errors
-    /// The mistake: a device's operation on these bytes that the thread has not waited for ([`Kind::HostAccess`]), or
-    /// freed memory.
+    /// A device's operation on these bytes that the thread has not waited for ([`Kind::HostAccess`]), or freed memory.
     pub fn host_access(&self, address: Address, bytes: usize, write: bool) -> Result<(), Arc<Report>> {
         let (mut state, by) = self.enter();
         let manner = if write { Manner::WRITE } else { Manner::READ };

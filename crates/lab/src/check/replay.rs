@@ -48,8 +48,7 @@ impl State {
         judged.map_err(refusal)?;
         forward()?;
         for op in graph {
-            // The account has not changed since the first judgement, except that it now has the graph's earlier
-            // operations.
+            // The account has not changed since the first judgement, except for the graph's earlier operations.
             if let Ok(plan) = judge(self, op) {
                 self.enter(by, key, plan);
             }

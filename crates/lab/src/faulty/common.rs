@@ -38,8 +38,7 @@ impl Common {
         self.inner[index].upgrade()
     }
 
-    /// The index of a device, also if further layers are around it. Compares the innermost objects, since several
-    /// devices may be on one GPU.
+    /// The index of a device, also in further layers. Compares the innermost objects, since devices may share a GPU.
     pub fn index(&self, driver: &dyn Driver) -> Option<usize> {
         let is_it = |device: DriverRef| ptr::addr_eq(device.as_any(), driver.as_any());
         self.inner.iter().position(|device| device.upgrade().is_some_and(is_it))

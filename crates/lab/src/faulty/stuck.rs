@@ -1,7 +1,6 @@
 //! Operations that do not complete until they are released.
 //!
-//! The stream waits for a word in page-locked memory, or for a host function that blocks. No thread spins and no driver
-//! call hangs.
+//! A stream waits for a word in page-locked memory or a blocking host function. No thread spins, no driver call hangs.
 
 use super::plan::Release;
 use gpu_pool::extend::driver::{DriverRef, DriverResult, RawEvent, RawStream};

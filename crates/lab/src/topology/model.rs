@@ -140,8 +140,7 @@ pub struct Link {
     pub from: usize,
     /// The destination device.
     pub to: usize,
-    /// Bandwidth of a copy by an engine of the destination device, GB/s, if that is slower than a copy by the source
-    /// device.
+    /// Bandwidth of a copy by an engine of the destination device, GB/s, if slower than a copy by the source device.
     #[cfg_attr(feature = "topology-files", serde(default, skip_serializing_if = "Option::is_none"))]
     pub pull_gbps: Option<f64>,
     /// Latency, bandwidth and ports of a copy.

@@ -25,9 +25,8 @@
 //! each device pulls from one other device. In patterns that are no permutation 55-240 GB/s were measured.
 //!
 //! For 4 H200s the model predicted 321, 578, 1091, 2117 and 4169 us for 64 MB to 1 GB; 328, 583, 1099, 2124 and 4173 us
-//! were measured later (`crates/lab/tests/schedules/virtual_time/all_reduce.rs`). The submission of the ring takes 273
-//! us in this model; 400 us were measured. So predictions that the host limits, such as 64 devices below 256 MB, are
-//! rather too low.
+//! were measured later (`crates/lab/tests/schedules/virtual_time/all_reduce.rs`). The ring's submission takes 273 us in
+//! the model; measured: 400 us. So predictions that the host limits, like 64 devices below 256 MB, are rather too low.
 //!
 //! A machine with more than eight devices has more hosts on one switch, with the same links. That is an assumption.
 

@@ -131,8 +131,7 @@ impl Checkpoint {
     /// [`insert_part`](Self::insert_part).
     ///
     /// # Errors
-    /// As [`tensor`](Self::tensor); [`Error::InvalidArgument`] if the parts make another shape than the tensor's; those
-    /// of [`Group::exchange`].
+    /// As [`tensor`](Self::tensor) and [`Group::exchange`]; [`Error::InvalidArgument`] if parts make another shape.
     #[track_caller]
     pub fn part<T: Element>(&self, group: &Group<'_>, name: &str, cut: &Cut) -> Result<Vec<T>> {
         let _here = OpSite::here("part");
@@ -148,8 +147,7 @@ impl Checkpoint {
         Ok((0..blocks).flat_map(|k| whole[k * block + start..][..len].iter().copied()).collect())
     }
 
-    /// Puts all tensors and notes of another checkpoint in, with `prefix` before their names; those of these names are
-    /// replaced.
+    /// Puts all tensors and notes of another checkpoint in, with `prefix` before their names; equal names are replaced.
     pub fn insert_section(&mut self, prefix: &str, section: Checkpoint) {
         let Checkpoint { file, tensors, notes } = section;
         for (name, Tensor { dtype, shape, data }) in tensors {

@@ -7,8 +7,7 @@ use gpu_pool::{AsViewMut, Device, DeviceBuffer, DeviceViewMut, Error, Result, gr
 /// A replica of a model. The crate has no layers and no automatic differentiation: forward and backward passes are the
 /// user's own functions, over `ops`, own kernels, or another crate.
 pub trait Model<T: Parameter = f32>: 'static {
-    /// The parameters, in the order in which the forward pass uses them; always as many and as long as at first, and
-    /// on the replica's device.
+    /// The parameters, in the forward pass's order; always as many and as long as at first, on the replica's device.
     fn parameters(&mut self) -> Vec<&mut DeviceBuffer<T>>;
 }
 
@@ -68,9 +67,8 @@ impl<'a, T: Parameter> Gradients<'a, T> {
         self.given(i)
     }
 
-    /// [`write`](Self::write) for an `f` that can add, as a matrix product can: it gets 1 if it must add to the present
-    /// content, else 0 (`beta` of a product). It is never 1 in half types, whose sums are in `f32`, apart. Errors: as
-    /// of `write`.
+    /// [`write`](Self::write) for an `f` that can add, like a matrix product: it gets 1 if it must add to the content,
+    /// else 0 (`beta` of a product). It is never 1 in half types, whose sums are in `f32`, apart. Errors: as `write`.
     #[track_caller]
     pub fn add(&mut self, i: usize, f: impl FnOnce(&mut DeviceViewMut<'_, T>, f32) -> Result<()>) -> Result<()> {
         let _here = OpSite::here("Gradients::add");

@@ -48,8 +48,7 @@ pub(super) fn sum_squares<T: Parameter>(
     update::squares(dev, &exchange.memory(bucket).slice(part), &sums)
 }
 
-/// The square of the norm is the sum of `sums`. If buckets are scattered, the other members' sums come first; all are
-/// added in one order.
+/// The norm's square is the sum of `sums`. If scattered, other members' sums come first; all are added in one order.
 pub(super) fn norm_of<T: Parameter>(
     exchange: &GradientExchange<T>,
     dev: &Device,

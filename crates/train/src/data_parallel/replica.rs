@@ -19,9 +19,8 @@ const FIRST_BUCKET: usize = 1 << 20;
 
 /// The pieces of a batch: rows of all processes, and what the sum over these rows is divided by.
 ///
-/// The divisor is never less than the rows, so no sum on the way is larger than the largest mean of a piece. It grows
-/// by factors of two, so the held sum is not rounded, and becomes the number of rows with the last piece: then the
-/// gradients are the mean.
+/// The divisor is at least the rows, so no sum on the way exceeds the largest mean of a piece. It grows by factors of
+/// two (so the held sum is not rounded), and is the number of rows at the last piece: then gradients are the mean.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     rows: f64,

@@ -217,8 +217,10 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
                 }
             }
             tensors += parameters.len() + state.iter().map(Vec::len).sum::<usize>();
-            let own = checkpoint.noted(&format!("{STEPS}.{group}")).and_then(|steps| steps.parse().ok());
-            found.push(OfGroup { steps: own.unwrap_or(steps), parameters, state });
+            let own = checkpoint.noted(&format!("{STEPS}.{group}")).map(str::parse::<u64>);
+            let Ok(steps) = own.unwrap_or(Ok(steps)) else { return Err(foreign("a number of steps is none")) };
+            self.optimizer.check_step(steps)?;
+            found.push(OfGroup { steps, parameters, state });
         }
         // More than that is of another kind of optimizer, or of more groups or parameters.
         if checkpoint.noted(TENSORS) != Some(tensors.to_string().as_str()) {

@@ -66,12 +66,10 @@ macro_rules! activations {
     )+};
 }
 
-/// Activations, and the step back through them. Half types are computed in `f32` and rounded once. Streams and errors:
-/// see [`ops`](super).
+/// Activations and their step back. Half types are computed in `f32`, rounded once. Streams and errors: [`ops`](super).
 ///
 /// `f` is an [`Activation`], or one with a bias for each column: [`Activation::biased`]. The step back needs the input
-/// of the function: `dx = dy * f'(x)`, or `dy * f'(x + bias)`. Without a bias, the output of [`Activation::Relu`] does
-/// as well.
+/// of `f`: `dx = dy * f'(x)`, or `dy * f'(x + bias)`. Without a bias, the output of [`Activation::Relu`] does, too.
 ///
 /// Far from 0, also at infinity, they and their slopes are their limits: `silu(-infinity)` is 0.
 pub trait Activations: Operations {

@@ -83,8 +83,7 @@ kernels! { EMBEDDING;
 
 /// Rows of a table by their numbers. Streams and errors: see [`ops`](super).
 pub trait Embeddings: Operations {
-    /// The rows of `table`, of `cols` elements each, with the numbers `indices`, one after the other, in a new buffer:
-    /// PyTorch's `embedding`.
+    /// The rows `indices` of `table`, of `cols` elements, one after the other, in a new buffer: PyTorch's `embedding`.
     ///
     /// An index that is no row gives a row of NaN; [`check_indices`](super::Rows::check_indices) waits, and names it.
     ///
@@ -118,9 +117,8 @@ pub trait Embeddings: Operations {
         Ok(out)
     }
 
-    /// The gradient of [`embedding`](Self::embedding), added to `dtable`, which is rows of `cols` elements: the row
-    /// `indices[i]` gets the `i`-th row of `dy`. Rows that no index names are not touched. An index that is no row is
-    /// ignored.
+    /// The gradient of [`embedding`](Self::embedding), added to `dtable`, rows of `cols` elements: the row `indices[i]`
+    /// gets the `i`-th row of `dy`. Rows that no index names are not touched. An index that is no row is ignored.
     ///
     /// The order of the additions is that of `indices`, in `f32` (of `f64` in `f64`): those of each 1024 indices, then
     /// these sums, so that a row that millions name is right, too. Each row of the table is rounded once: the same bits

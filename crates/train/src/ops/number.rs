@@ -1,8 +1,7 @@
 //! Numbers of all ten types: quotients, smaller and larger ones, the smallest and the largest of a buffer; exponentials
 //! and roots of floats. `kernels/number.cu`.
 //!
-//! Invariant: each element is computed by itself and rounded once. The smallest and the largest do not depend on the
-//! order of comparisons.
+//! Invariant: each element is computed alone and rounded once. The smallest and the largest are the same in any order.
 
 use super::family::{In, Input, Maybe, Out, binary, each, kernels};
 use crate::kernels::NUMBER;

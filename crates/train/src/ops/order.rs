@@ -1,8 +1,7 @@
 //! Sums of all elements before one, and elements in order: `kernels/order.cu`.
 //!
-//! A scan adds the elements of each tile up, scans these sums, and adds them to the sums within the tiles. A sort does
-//! so with counts of digits, 4 bits at a time. Invariant: the order of additions depends on the length alone, so each
-//! run gives the same bits.
+//! A scan adds up each tile, scans these sums, and adds them to the sums in the tiles. A sort does so with counts of
+//! digits, 4 bits at a time. Invariant: the order of additions depends on the length alone: the same bits in every run.
 
 use super::family::{In, Out, kernels, small};
 use super::number::{Number, Word, by_word, key};
@@ -94,8 +93,7 @@ pub trait Orders: Operations {
         Ok(y)
     }
 
-    /// The elements in rising order, in a new buffer. Floats are in the order of [`f32::total_cmp`]: -0 before 0, and
-    /// NaNs at the ends.
+    /// The elements in rising order, in a new buffer. Floats go by [`f32::total_cmp`]: -0 before 0, NaNs at the ends.
     ///
     /// ```
     /// # gpu_pool_train::example!(|dev| {

@@ -99,9 +99,8 @@ type Draw<T> = Kernel<(Out<T>, u64, u64, u64, <T as Float>::Acc, <T as Float>::A
 /// Random numbers without a state: each is a function of `seed` and its number in the seed's sequence (Philox4x32-10,
 /// Salmon and others, 2011). A call gives the elements `offset .. offset + n`. So a sequence cut into calls, also over
 /// devices (`offset` is where the shard begins), has the numbers that one call would give; and the next call begins at
-/// `offset + n`. A sequence has 2^64 elements; a call for elements behind its end is an error. The words are the same
-/// on GPUs and software GPUs; so are uniform numbers and which elements dropout drops. Normal numbers may differ in the
-/// last bits.
+/// `offset + n`. A sequence has 2^64 elements; a call beyond its end is an error. The words are the same on GPUs and
+/// software GPUs; so are uniform numbers and which elements dropout drops. Normal numbers may differ in the last bits.
 ///
 /// A graph gives the same numbers at each launch: seed and offset are captured. Streams and errors: see
 /// [`ops`](super).
@@ -178,8 +177,7 @@ pub trait Random: Operations {
 
     /// Dropout, in a new buffer: each element becomes 0 with `probability`, and is divided by `1 - probability`
     /// otherwise. The step back is [`dropout_in_place`](Self::dropout_in_place) of the gradient with the same seed and
-    /// offset: no mask is kept. The word of an element decides: it is dropped if the word is less than
-    /// `probability * 2^32`.
+    /// offset: no mask is kept. An element is dropped if its word is less than `probability * 2^32`.
     ///
     /// ```
     /// # gpu_pool_train::example!(|dev| {

@@ -75,8 +75,7 @@ kernels! { COLUMNS;
 /// Operations on rows without arithmetic on them, and sums of columns: a buffer is rows of `cols` elements, one after
 /// the other. Streams and errors: see [`ops`](super).
 pub trait Rows: Operations {
-    /// The place of the greatest element of each row of `cols` elements: the first of equals; a NaN is greater than
-    /// all numbers, as in PyTorch.
+    /// The place of the greatest of each row's `cols` elements: the first of equals; a NaN is greatest, as in PyTorch.
     ///
     /// ```
     /// # gpu_pool_train::example!(|dev| {

@@ -19,8 +19,7 @@ impl<S: Stage + 'static> Pipeline<S> {
         self.checkpoint(f)?.save(path)
     }
 
-    /// Reads a file of [`save`](Self::save): [`Checkpoint::load`] and [`restore`](Self::restore). Errors: those of
-    /// both.
+    /// Reads a file of [`save`](Self::save): [`Checkpoint::load`] and [`restore`](Self::restore). Errors: of both.
     #[track_caller]
     pub fn load(
         &mut self,

@@ -1,5 +1,4 @@
-//! One action of a schedule, and its text form `2F0`, which is PyTorch's: the stage, a letter for the work, the
-//! micro-batch.
+//! One action of a schedule, and its text form `2F0` (PyTorch's): the stage, a letter for the work, the micro-batch.
 
 use super::{Checked, ScheduleError};
 use std::str::FromStr;

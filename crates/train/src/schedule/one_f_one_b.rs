@@ -7,8 +7,7 @@ use super::{Action, Error, OpSite, PipelineSchedule, Result, Work, presets::Shap
 use crate::runtime::ErrorInternals;
 
 impl PipelineSchedule {
-    /// 1F1B: after some forward passes to fill the pipeline, each rank does one forward and one backward pass in turns.
-    /// One stage on each rank.
+    /// 1F1B: after forward passes fill the pipeline, each rank alternates forward and backward. One stage on each rank.
     ///
     /// The bubble is that of [`gpipe`](Self::gpipe), but rank `r` keeps the activations of at most `ranks - r`
     /// micro-batches, however many there are.
@@ -144,8 +143,7 @@ impl Order {
                 continue;
             }
             list.push(self.backward(rank, i, Work::BackwardInput));
-            // Rank `r` is `r` weights behind, so the last rank, which gets its gradients first, has weights left for
-            // the end.
+            // Rank `r` is `r` weights behind, so the last rank, which gets gradients first, has some left for the end.
             if let Some(weights) = i.checked_sub(rank) {
                 list.push(self.backward(rank, weights, Work::BackwardWeights));
             }

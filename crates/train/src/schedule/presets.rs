@@ -6,8 +6,7 @@ use crate::runtime::ErrorInternals;
 impl PipelineSchedule {
     /// GPipe: each rank does all forward passes, then all backward passes. One stage on each rank.
     ///
-    /// The simplest order. Each rank keeps the activations of all micro-batches. The bubble is
-    /// `(ranks - 1) / (micros + ranks - 1)`.
+    /// The simplest order. Ranks keep all micro-batches' activations. The bubble: `(ranks - 1) / (micros + ranks - 1)`.
     ///
     /// Source: Huang et al., *GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism*, 2019,
     /// <https://arxiv.org/abs/1811.06965>.

@@ -3,14 +3,12 @@
 use super::{Action, OpSite, PipelineSchedule, Result, Work, presets::Shape};
 
 impl PipelineSchedule {
-    /// ZB-V: the stages run down the ranks and up again, so rank `r` has the stages `r` and `2 * ranks - 1 - r`. The
-    /// backward pass is split.
+    /// ZB-V: stages run down the ranks and up, so rank `r` has `r` and `2 * ranks - 1 - r`. The backward pass is split.
     ///
-    /// If F, I and W take equally long, and there are at least `2 * ranks` micro-batches, then each rank works without
-    /// a gap, and idles only while the pipeline fills and drains: `ranks - 1` times one such part. Each rank keeps at
-    /// most `2 * ranks` activations of a stage. That is the memory of [`one_f_one_b`](Self::one_f_one_b) on its first
-    /// rank, since each stage is half as large. The first and the last stage are on rank 0: the loss can be computed
-    /// where the inputs are.
+    /// If F, I and W take equally long, with at least `2 * ranks` micro-batches, each rank works without a gap, and
+    /// idles only while the pipeline fills and drains: `ranks - 1` times one such part. Each rank keeps at most
+    /// `2 * ranks` activations of a stage. That is the memory of [`one_f_one_b`](Self::one_f_one_b) on its first rank,
+    /// as stages are half as large. Rank 0 has the first and last stage: the loss can be computed where the inputs are.
     ///
     /// Source: Qi et al., *Zero Bubble Pipeline Parallelism*, 2023, section 6, <https://arxiv.org/abs/2401.10241>; the
     /// order is that of PyTorch's `ScheduleZBVZeroBubble`.

@@ -1,8 +1,7 @@
 //! `kernels/sharded.cu`: the whole step of a divided optimizer by one kernel of each member.
 //!
-//! [`step`](super::step) uses it where kernels can meet, and `data_parallel::together` for gradients that are added up
-//! already. Invariant: the bits are those of the separate calls, and what the number of blocks depends on is equal on
-//! all members.
+//! [`step`](super::step) uses it where kernels can meet, and `data_parallel::together` for gradients already added up.
+//! Invariant: the bits are those of separate calls, and what the number of blocks depends on is equal on all members.
 
 use crate::kernels::SHARDED;
 use crate::runtime::{
@@ -13,8 +12,7 @@ use crate::update::{Moments, Parameter, Rule, memory};
 use gpu_pool::{DeviceView, Module, ReduceOp};
 use std::{marker::PhantomData, ops::Range};
 
-/// Arguments of the fused kernel, besides the memory that the members lend each other. A norm is asked for where
-/// gradients are clipped.
+/// Arguments of the fused kernel, besides the memory that members lend each other. `norm`: if gradients are clipped.
 pub(crate) struct OneKernel<'a, T: Parameter> {
     pub reduce: ReduceOp,
     pub rule: Rule,

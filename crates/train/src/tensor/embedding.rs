@@ -128,7 +128,7 @@ impl<T: Float + Element> VocabularyEmbedding<T> {
         let own = self.fits("VocabularyEmbedding::backward", group, words)?;
         fits("VocabularyEmbedding::backward", "dy", dy.len(), (words.len(), self.cols))?;
         if !accumulate {
-            self.wide.forget(dev)?;
+            self.wide.forget::<T>(dev, own * self.cols)?;
             dev.fill(&mut self.gradient, T::narrow(T::Acc::default()))?;
         }
         if own == 0 {

@@ -20,9 +20,8 @@ use std::{ops::Range, slice};
 ///
 /// **Half types.** With `accumulate` the sums over calls are in `f32`, and the gradients are these, rounded: each call
 /// is rounded once before it is added. That takes 4 bytes for each weight, from the first such call on, and a buffer in
-/// each. Gradients that the program writes itself (zeros, say) count in place of the sums. A graph goes on with the
-/// sums in `f32` from launch to launch if a call with `accumulate` came before the capture; else each launch begins
-/// with the rounded ones.
+/// each. Gradients that the program writes (zeros, say) count in place of the sums. A graph keeps the sums in `f32`
+/// between launches if a call with `accumulate` came before the capture; else each launch begins with the rounded ones.
 #[derive(Debug)]
 pub struct LinearPart<T: Float> {
     /// `inputs x outputs`, row-major.
@@ -95,7 +94,8 @@ impl<T: Float + Element> LinearPart<T> {
             return Ok(());
         }
         if !add {
-            self.wide.iter_mut().try_for_each(|wide| wide.forget(dev))?;
+            let lens = [self.weight_gradient.len(), self.bias_gradient.len()];
+            self.wide.iter_mut().zip(lens).try_for_each(|(wide, len)| wide.forget::<T>(dev, len))?;
         }
         if rows > 0 {
             let (x, dy) = (Matrix::new(&x, rows, self.inputs)?, Matrix::new(&dy, rows, self.outputs)?);
@@ -123,8 +123,7 @@ impl<T: Float + Element> LinearPart<T> {
 /// A linear layer cut by columns: `y[:, own] = x w[:, own] + b[own]`. All members have all of `x`; each gets its
 /// columns of `y`. Sizes need not divide: a member may have more columns than another, or none.
 ///
-/// Forward nothing is exchanged. Backward the gradient of `x` is summed over the members (Megatron's f), beside the
-/// gradients of the weights.
+/// Forward exchanges nothing. Backward sums `x`'s gradient over members (Megatron's f), beside those of the weights.
 ///
 /// The page "Tensor parallel" of the guide has an example.
 #[derive(Debug)]
@@ -145,8 +144,7 @@ pub struct RowLinear<T: Float> {
 }
 
 impl<T: Float + Element> ColumnLinear<T> {
-    /// This member's columns of `weight`, which is row-major with as many columns as `bias` has elements. All members
-    /// give the same weights.
+    /// This member's columns of `weight`, row-major, in rows as long as `bias`. All members give the same weights.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) if `weight` is not rows of that length; those of

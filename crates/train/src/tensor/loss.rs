@@ -10,10 +10,9 @@ use gpu_pool::{AsView, AsViewMut, DeviceBuffer, Element, Group, Result, kernel::
 /// [`ColumnLinear`](super::ColumnLinear) leaves them. It becomes its gradient: of `scale` times the sum of the losses.
 /// Returns the loss of each row, with the same bits on all members.
 ///
-/// `loss = log(sum of exp(x)) - x[label]`, `gradient = (softmax(x) - one at the label) * scale`. The logits of a row
-/// never come together on one device. Megatron all-reduces the maximum, the sum of exponentials and the logit at the
-/// label, one after the other. Here each member finds the three for its own columns; one all-gather of them follows, 4
-/// numbers for each row.
+/// `loss = log(sum of exp(x)) - x[label]`, `gradient = (softmax(x) - one at the label) * scale`. A row's logits never
+/// come together on one device. Megatron all-reduces the maximum, the sum of exponentials and the logit at the label,
+/// one by one. Here each member finds the three of its columns; one all-gather of them follows, 4 numbers for each row.
 ///
 /// Rows of a NaN or `+inf`, or all of `-inf`, have a loss of NaN, as of
 /// [`cross_entropy`](crate::ops::Softmax::cross_entropy).

@@ -21,8 +21,7 @@ pub(crate) fn least(members: usize) -> usize {
 const PER_BLOCK: usize = 32 << 10;
 /// Most bytes of a piece: finer ones only cost time. With these a member has at most 48 MiB of scratch.
 const PIECE: usize = 256 << 10;
-/// Pieces of a block that take a hop one after another: with 64 blocks, those of other blocks are on their way
-/// meanwhile.
+/// Pieces of a block that take a hop one after another: with 64 blocks, other blocks' are on their way meanwhile.
 const ABREAST: usize = 1;
 /// Slots of a block: one more than the least, so that a neighbour may be a little late.
 const SLOTS: usize = ABREAST + 2;

@@ -191,8 +191,7 @@ struct Opened {
 
 impl Opened {
     fn new(name: &str) -> std::result::Result<Opened, libloading::Error> {
-        // SAFETY: an MPI's initialisers do nothing that harms. Its symbols are global because Open MPI's plug-ins look
-        // for them there.
+        // SAFETY: an MPI's initialisers do no harm. Its symbols are global: Open MPI's plug-ins look for them there.
         let library = unsafe { unix::Library::open(Some(name), unix::RTLD_NOW | unix::RTLD_GLOBAL)? };
         Ok(Opened { name: name.to_owned(), library: mem::ManuallyDrop::new(library) })
     }

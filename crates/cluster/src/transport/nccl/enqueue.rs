@@ -82,8 +82,7 @@ impl Rail {
         }
     }
 
-    /// All messages in one group, by rank: the first error, else the code of its end. Empty ones are left out, here and
-    /// at the other end.
+    /// All messages in one group, by rank: the first error, else the code of its end. Both ends leave empty ones out.
     ///
     /// # Safety
     /// As [`enqueue`](Self::enqueue); the communicator is live.

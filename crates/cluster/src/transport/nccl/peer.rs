@@ -103,8 +103,7 @@ impl Peer {
         let (from, to, stream) = (pointer(from), pointer(to), pointer(dev.core().raw.0));
         let (f, comm, dtype) = (&self.library.f, self.comm, operation::dtype(T::DTYPE));
         let [before, next] = [size - 1, 1].map(|further| ((rank + further) % size) as c_int);
-        // SAFETY: a live communicator, on its thread. The buffers are this device's, ordered on this stream, and as
-        // long as the call needs.
+        // SAFETY: a live communicator on its thread. Buffers are this device's, ordered on this stream and long enough.
         let call = || unsafe {
             match op {
                 Op::AllReduce(_) => (f.all_reduce)(from, to, total, dtype, reduction, comm, stream),

@@ -38,8 +38,7 @@ impl Until<'_> {
 /// How often a wait for a new communicator looks whether it is to end.
 const TICK: Duration = Duration::from_millis(5);
 
-/// How long an abort waits for a call to return. One that has not reached the library by then would find a communicator
-/// that is gone.
+/// How long an abort waits for a call to return. One that is not in the library by then finds the communicator gone.
 const GRACE: Duration = Duration::from_millis(250);
 
 pub(super) struct Rail {

@@ -1,9 +1,8 @@
 //! The first calls of a rail.
 //!
-//! NCCL connects each algorithm, and each pair of hosts, when it is first used: it allocates memory then, and waits for
-//! the other hosts. Between collectives that would hang (nccl#549), so it is done when the pool is built. Which
-//! algorithm NCCL takes depends on the call and its size; small, middle and large calls reach those of one device per
-//! host (tree, ring, PAT).
+//! NCCL connects each algorithm, and each pair of hosts, at first use: it allocates memory then, and waits for the
+//! other hosts. Between collectives that would hang (nccl#549), so it is done when the pool is built. NCCL chooses an
+//! algorithm by call and size; small, middle and large calls reach those of one device per host (tree, ring, PAT).
 
 use super::rail::{Rail, Until};
 use super::{RailCall, RailMessage, failed};

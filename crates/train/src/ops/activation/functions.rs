@@ -24,9 +24,8 @@ fn value<A: Real>(f: u32, x: A) -> A {
     }
 }
 
-/// Beyond this far from 0 all factors of `x` are 0 or 1, and their slopes 0. As the other factor of such a 0, `x`
-/// counts as no more than this: infinity times 0 is NaN, where the limit is 0. A NaN becomes a number here, and the
-/// other factor is NaN.
+/// Beyond this far from 0 all factors of `x` are 0 or 1, and their slopes 0. Multiplied by such a 0, `x` counts as at
+/// most this: infinity times 0 is NaN, where the limit is 0. A NaN becomes a number here, and the other factor is NaN.
 const FAR: f64 = 1000.0;
 
 fn bounded_below<A: Real>(x: A) -> A {

@@ -108,8 +108,7 @@ pub trait Norms: Operations {
     }
 
     /// RMS norm of each row (Zhang and Sennrich, 2019): `y = x * rstd * gamma`, `rstd = 1 / sqrt(mean of x^2 + eps)`. A
-    /// row is as long as `gamma`; `eps` is finite and not negative. Returns `y`, and the `rstd` of each row for the
-    /// step back.
+    /// row is as long as `gamma`; `eps` is finite, not negative. Returns `y`, and each row's `rstd` for the step back.
     ///
     /// ```
     /// # gpu_pool_train::example!(|dev| {
@@ -158,8 +157,7 @@ pub trait Norms: Operations {
         Ok(dx)
     }
 
-    /// The gradient of the weights of [`rms_norm`](Self::rms_norm): the sum over the rows of `dy * x * rstd`, in a
-    /// fixed order.
+    /// The weights' gradient of [`rms_norm`](Self::rms_norm): the sum of `dy * x * rstd` over rows, in a fixed order.
     #[track_caller]
     fn rms_norm_weights_backward<X: AsView<Elem: Float>>(
         &self,

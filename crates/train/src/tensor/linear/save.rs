@@ -9,8 +9,7 @@ use gpu_pool::{Element, Group, Result, kernel::Float};
 macro_rules! checkpoints {
     ($($layer:ident: $weight:expr, $bias:expr;)+) => {$(
         impl<T: Float + Element> $layer<T> {
-            /// How weight and bias lie on the devices of the group: for [`Checkpoint::insert_part`], and for the state
-            /// of an optimizer.
+            /// How weight and bias lie on the group's devices: for [`Checkpoint::insert_part`], and optimizers' state.
             pub fn cuts(&self) -> [Cut; 2] {
                 let (inputs, outputs) = self.part.shape();
                 let cut = |side: Option<usize>, shape: &[usize]| match side {

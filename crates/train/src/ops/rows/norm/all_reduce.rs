@@ -6,12 +6,10 @@ use crate::ops::Pointwise;
 use crate::runtime::{GroupInternals, NormSaved, OpSite, Operations, RowNorm, same_len, sum_and_norm};
 use gpu_pool::{AsView, AsViewMut, Device, DeviceView, DeviceViewMut, Element, Group, Result, kernel::Float};
 
-/// A collective with the work that follows it. The members are all devices of the scope (of a [`Device`]), or the
-/// devices of the [`Group`].
+/// A collective with the work after it. Members are all devices of the scope (of a [`Device`]), or of the [`Group`].
 ///
-/// Errors are those of all collectives, [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for lengths that
-/// do not fit and an `eps` that is negative or not finite, and `Mismatch` also for norms of different kinds, row
-/// lengths or `eps`.
+/// Errors: those of all collectives, [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for lengths that do
+/// not fit and an `eps` negative or not finite, and `Mismatch` also for norms of different kinds, row lengths or `eps`.
 pub trait AllReduceNorm {
     /// The members.
     #[doc(hidden)]
@@ -35,8 +33,7 @@ pub trait AllReduceNorm {
     /// ([`Algorithm::Inbox`](gpu_pool::collective::Algorithm::Inbox)), many are read where they are
     /// ([`Algorithm::Direct`](gpu_pool::collective::Algorithm::Direct)); either can be asked for. `Group::explain_norm`
     /// says which. Between processes of one host with a GPU each few rows go by inboxes, too: up to 2 MB of two
-    /// processes, and less of more. Where such processes make the three calls, a sum of more than two is NCCL's, in
-    /// NCCL's order.
+    /// processes, less of more. Where such processes make the three calls, a sum of more than two is in NCCL's order.
     ///
     /// Asynchronous on the current stream; can be captured.
     ///
