@@ -236,7 +236,7 @@ fn a_close_in_the_drop_of_a_cancelled_closure() {
         let (blocked, go) = blocker(&jobs, 0);
         let other = pool.jobs().build().unwrap();
         let closes = Closes(other.clone());
-        let queued = other.submit(move |_| Ok(drop(closes))).unwrap();
+        let queued = other.submit(move |_| Ok(closes.0.stats().running)).unwrap();
         assert!(queued.cancel());
         assert!(matches!(queued.wait(), Err(Error::Cancelled { .. })));
         assert!(matches!(other.submit(|_| Ok(())), Err(Error::Closed)));

@@ -29,8 +29,8 @@ impl<T: Float + Element> SequenceNorm<T> {
     /// A layer norm. All members give the same weights.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for an `eps` that is negative or not finite; those
-    /// of [`Device::upload`].
+    /// [`Error::InvalidArgument`] for an `eps` that is negative or not finite, and for other lengths of `gamma` and
+    /// `beta`; those of [`Device::upload`].
     #[track_caller]
     pub fn layer(dev: &Device, gamma: &[T], beta: &[T], eps: T::Acc) -> Result<Self> {
         let _here = OpSite::here("SequenceNorm::layer");
@@ -43,8 +43,7 @@ impl<T: Float + Element> SequenceNorm<T> {
     /// An RMS norm. All members give the same weights.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for an `eps` that is negative or not finite; those
-    /// of [`Device::upload`].
+    /// [`Error::InvalidArgument`] for an `eps` that is negative or not finite; those of [`Device::upload`].
     #[track_caller]
     pub fn rms(dev: &Device, gamma: &[T], eps: T::Acc) -> Result<Self> {
         let _here = OpSite::here("SequenceNorm::rms");
