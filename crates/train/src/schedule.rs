@@ -29,7 +29,7 @@ type Checked<T> = std::result::Result<T, ScheduleError>;
 
 /// The most actions that a [`PipelineSchedule`] may have: 2^22, about four million.
 ///
-/// It makes a wrong argument an error at once. Without it, `PipelineSchedule::gpipe(4, usize::MAX)` would fill memory.
+/// It makes a wrong argument an error. Without it, `PipelineSchedule::gpipe(4, usize::MAX)` would fill memory.
 pub const MAX_ACTIONS: usize = 1 << 22;
 
 /// The order in which the ranks of a pipeline compute. Every value is complete and runnable.
