@@ -64,26 +64,36 @@ fn reads_of_adopted_memory_on_its_stream_are_in_order_with_all() {
         // SAFETY: the vector's memory, which the buffer keeps; the stream lives longer than the pool.
         let (x, stream) = unsafe { (dev.adopt::<u32>(address, 8, words)?, dev.adopt_stream(foreign.0)?) };
         let (mut a, mut b) = (dev.zeros::<u32>(8)?, dev.zeros::<u32>(8)?);
+        let (graph, ()) = dev.capture(|dev| dev.copy(&x, &mut a))?;
         dev.synchronize()?;
-        let (release, held) = channel::<()>();
-        // It stands for a kernel that writes the memory.
-        driver.launch_host(foreign, Box::new(move || held.recv().unwrap_or(()))).unwrap();
-        dev.on(&stream).copy(&x, &mut a)?;
-        dev.copy(&x, &mut b)?;
-        let own = dev.record()?;
-        std::thread::sleep(Duration::from_millis(20));
-        assert!(!own.is_complete()?, "it comes after the other code's work");
-        release.send(()).unwrap();
-        dev.synchronize()?;
-        // The other way round: this read is before the last use on that stream, and so before what follows there.
-        let (release, held) = channel::<()>();
-        driver.launch_host(dev.stream.raw, Box::new(move || held.recv().unwrap_or(()))).unwrap();
-        dev.copy(&x, &mut b)?;
-        dev.on(&stream).copy(&x, &mut a)?;
-        std::thread::sleep(Duration::from_millis(20));
-        assert!(!driver.stream_query(foreign).unwrap(), "it waits for the read");
-        release.send(()).unwrap();
-        dev.synchronize()
+        for by_graph in [false, true] {
+            let mut read_there = || match by_graph {
+                true => dev.on(&stream).launch_graph(&graph),
+                false => dev.on(&stream).copy(&x, &mut a),
+            };
+            let (release, held) = channel::<()>();
+            // It stands for a kernel that writes the memory.
+            driver.launch_host(foreign, Box::new(move || held.recv().unwrap_or(()))).unwrap();
+            read_there()?;
+            dev.copy(&x, &mut b)?;
+            let own = dev.record()?;
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!own.is_complete()?, "it comes after the other code's work");
+            release.send(()).unwrap();
+            dev.synchronize()?;
+            dev.on(&stream).synchronize()?;
+            // The other way round: this read is before the last use on that stream, and so before what follows there.
+            let (release, held) = channel::<()>();
+            driver.launch_host(dev.stream.raw, Box::new(move || held.recv().unwrap_or(()))).unwrap();
+            dev.copy(&x, &mut b)?;
+            read_there()?;
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!driver.stream_query(foreign).unwrap(), "it waits for the read");
+            release.send(()).unwrap();
+            dev.synchronize()?;
+            dev.on(&stream).synchronize()?;
+        }
+        Ok(())
     })
     .unwrap();
     pool.close().unwrap();
