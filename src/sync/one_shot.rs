@@ -79,7 +79,9 @@ impl<T> OneShot<T> {
 
     /// Returns the value if it came before.
     pub fn give_up(&self) -> Option<T> {
-        match mem::replace(&mut *self.slot.lock(), Slot::Over) {
+        // A statement of its own: a waker is not dropped under the lock.
+        let before = mem::replace(&mut *self.slot.lock(), Slot::Over);
+        match before {
             Slot::Set(value) => Some(value),
             _ => None,
         }

@@ -48,6 +48,28 @@ fn only_the_last_waker_is_woken_and_the_first_value_counts() {
     assert_eq!(shot.poll(&wakers[0].0), Poll::Ready(None));
 }
 
+/// The drop of a waker waits for a thread that sets the value.
+#[test]
+fn a_waker_is_not_dropped_under_the_lock() {
+    struct Last(Arc<OneShot<u32>>);
+    impl Wake for Last {
+        fn wake(self: Arc<Self>) {}
+    }
+    impl Drop for Last {
+        fn drop(&mut self) {
+            let shot = self.0.clone();
+            let (tell, told) = mpsc::channel();
+            thread::spawn(move || tell.send(shot.set(1)));
+            assert_eq!(told.recv_timeout(std::time::Duration::from_secs(20)), Ok(Some(1)));
+        }
+    }
+    let shot = Arc::new(OneShot::default());
+    let waker = Waker::from(Arc::new(Last(shot.clone())));
+    assert!(shot.poll(&waker).is_pending());
+    drop(waker);
+    assert_eq!(shot.give_up(), None);
+}
+
 #[test]
 fn a_value_without_a_getter_comes_back_and_the_waker_goes() {
     let shot = OneShot::default();
