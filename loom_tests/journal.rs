@@ -126,6 +126,34 @@ fn a_slot_is_used_again_when_all_have_read_it() {
     });
 }
 
+/// The ring has two places and three records come. The writer of a process runs beside its reader. A writer that skipped a
+/// free place would leave a gap, at which all readers stop.
+#[test]
+fn a_place_is_used_again_when_all_have_read_it() {
+    check(|| {
+        let memory = memory(1);
+        let shared = Arc::new(memory.clone());
+        let writing = spawn(&shared, |memory| {
+            let mut writer = Writer::new(memory.clone(), 0);
+            (1..=2).filter(|n| writer.append(&[*n])).count()
+        });
+        let other = spawn(&shared, |memory| {
+            let (mut writer, mut reader) = (Writer::new(memory.clone(), 1), Reader::new(memory.clone(), 1));
+            let mut read = all(&mut reader);
+            let written = (3..=4).filter(|n| writer.append(&[*n])).count();
+            read.extend(all(&mut reader));
+            (written, read, reader)
+        });
+        let mut reader = Reader::new(memory.clone(), 0);
+        let mut here = all(&mut reader);
+        let (own, (theirs, mut there, mut their_reader)) = (writing.join().unwrap(), other.join().unwrap());
+        here.extend(all(&mut reader));
+        there.extend(all(&mut their_reader));
+        assert_eq!(here.len(), own + theirs, "no record is behind a gap");
+        assert_eq!(here, there);
+    });
+}
+
 /// What one process has found.
 struct Host {
     reader: Mutex<Reader<Arc<Watched>>>,
