@@ -126,8 +126,8 @@ fn a_slot_is_used_again_when_all_have_read_it() {
     });
 }
 
-/// The ring has two places and three records come. The writer of a process runs beside its reader. A writer that skipped a
-/// free place would leave a gap, at which all readers stop.
+/// The ring has two places, and three records come. The writer of a process runs beside its reader. A writer that skips
+/// a free place would leave a gap, at which all readers stop.
 #[test]
 fn a_place_is_used_again_when_all_have_read_it() {
     check(|| {
