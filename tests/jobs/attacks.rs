@@ -26,7 +26,7 @@ impl Wake for BadWaker {
 }
 
 /// Counts its clones that live.
-struct Counted(Arc<AtomicUsize>);
+pub struct Counted(pub Arc<AtomicUsize>);
 
 impl Wake for Counted {
     fn wake(self: Arc<Self>) {
@@ -34,7 +34,7 @@ impl Wake for Counted {
     }
 }
 
-fn poll<F: Future>(future: Pin<&mut F>, waker: &Waker) -> Poll<F::Output> {
+pub fn poll<F: Future>(future: Pin<&mut F>, waker: &Waker) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(waker))
 }
 

@@ -1,19 +1,23 @@
 //! Waits for jobs end: with an answer, or with an error after the pool's deadline. Nothing is woken too late.
 
-use crate::{basics::blocker, failures::losing, support::*};
+use crate::{
+    attacks::{Counted, poll},
+    basics::blocker,
+    failures::losing,
+    support::*,
+};
 use gpu_pool::{
     Error, GpuPool,
     jobs::{Jobs, TrySubmitError, Waits},
 };
 use std::{
-    future::Future,
     pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
         mpsc,
     },
-    task::{Context, Poll, Wake, Waker},
+    task::{Poll, Waker},
     thread,
     time::Duration,
 };
@@ -22,15 +26,6 @@ const LATE: Duration = Duration::from_secs(1);
 
 fn impatient(devices: usize) -> GpuPool {
     builder().host(devices).timeout(Duration::from_secs(1)).build().unwrap()
-}
-
-#[derive(Default)]
-struct Woken(AtomicUsize);
-
-impl Wake for Woken {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, SeqCst);
-    }
 }
 
 /// The scope waits for the jobs of its jobs, too, and holds nothing while it waits.
@@ -107,15 +102,15 @@ fn a_loss_that_empties_the_queue_wakes_who_waits_for_room() {
         let first = first.unwrap();
         until("it runs", || first.place().is_some()).unwrap();
         let second = jobs.job().on(1).submit(|_| Ok(())).unwrap();
-        let woken = Arc::new(Woken::default());
+        let woken = Arc::new(Counted(Arc::default()));
         let waker = Waker::from(woken.clone());
         let mut third = pin!(jobs.job().on(0).submit_async(|_| Ok(3)));
-        assert!(third.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        assert!(poll(third.as_mut(), &waker).is_pending());
         plan.resume();
         drop(go);
         assert!(first.wait().is_err() && second.wait().is_err());
         until("it is woken", || woken.0.load(SeqCst) > 0).unwrap();
-        let Poll::Ready(third) = third.poll(&mut Context::from_waker(&waker)) else { panic!("there is room") };
+        let Poll::Ready(third) = poll(third, &waker) else { panic!("there is room") };
         assert_eq!(third.unwrap().wait().unwrap(), 3);
     });
 }
@@ -128,10 +123,10 @@ fn a_close_wakes_who_waits_for_room() {
         let jobs = pool.jobs().queue(1).build().unwrap();
         let (blocked, go) = blocker(&jobs, 0);
         let gang = jobs.job().gpus(2).submit(|_, _| Ok(())).unwrap();
-        let woken = Arc::new(Woken::default());
+        let woken = Arc::new(Counted(Arc::default()));
         let waker = Waker::from(woken.clone());
         let mut third = pin!(jobs.submit_async(|_| Ok(3)));
-        assert!(third.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        assert!(poll(third.as_mut(), &waker).is_pending());
         let closing = thread::spawn(move || pool.close());
         // The queue is full, and a submission looks at the pool first.
         let is_closed = || matches!(jobs.try_submit(|_| Ok(())), Err(TrySubmitError::Refused(Error::Closed)));
@@ -140,7 +135,7 @@ fn a_close_wakes_who_waits_for_room() {
         blocked.wait().unwrap();
         until("it is woken", || woken.0.load(SeqCst) > 0).unwrap();
         assert!(matches!(gang.wait(), Err(Error::Closed)));
-        assert!(matches!(third.poll(&mut Context::from_waker(&waker)), Poll::Ready(Err(Error::Closed))));
+        assert!(matches!(poll(third, &waker), Poll::Ready(Err(Error::Closed))));
         closing.join().unwrap().unwrap();
     });
 }
