@@ -7,7 +7,7 @@ use crate::{
     support::*,
 };
 use gpu_pool::{
-    Error, GpuPool,
+    Error,
     jobs::{Jobs, TrySubmitError, Waits},
 };
 use std::{
@@ -23,10 +23,6 @@ use std::{
 };
 
 const LATE: Duration = Duration::from_secs(1);
-
-fn impatient(devices: usize) -> GpuPool {
-    builder().host(devices).timeout(Duration::from_secs(1)).build().unwrap()
-}
 
 /// The scope waits for the jobs of its jobs, too, and holds nothing while it waits.
 #[test]
@@ -56,10 +52,11 @@ fn a_job_gives_out_jobs_of_its_own_scope() {
 }
 
 /// Tasks have all devices, so no job begins before they are over. Waits for one end with the pool's deadline.
+#[cfg(feature = "tasks")]
 #[test]
 fn waits_in_front_of_devices_that_are_taken_time_out() {
     guarded(|| {
-        let pool = impatient(2);
+        let pool = builder().host(2).timeout(Duration::from_secs(1)).build().unwrap();
         let jobs = pool.jobs().queue(4).build().unwrap();
         pool.tasks(|_| {
             let gang = jobs.job().gpus(2).submit(|_, _| Ok(()))?;
