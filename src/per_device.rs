@@ -125,9 +125,9 @@ impl<T: 'static> PerDevice<T> {
         drop(old);
     }
 
-    /// Drops a poisoned value: two may not fit the memory. Whether the device has none then.
+    /// Drops a poisoned value: two may not fit the memory. Returns whether the device has no value now.
     #[track_caller]
-    pub(crate) fn lacks_after_drop(&self, dev: &Device) -> Result<bool> {
+    pub(crate) fn drop_if_poisoned(&self, dev: &Device) -> Result<bool> {
         match self.healthy("borrow_mut", dev) {
             Ok(_) => return Ok(false),
             Err(Error::Poisoned { .. } | Error::InvalidArgument { .. }) => {}

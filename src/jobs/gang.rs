@@ -34,7 +34,7 @@ impl GangJob {
         GangJob { core, gang, devices, packet, rank, placed, begins, known: Mutex::default(), ended: Mutex::default() }
     }
 
-    /// It has not begun, and never will: what is in the queues of its devices does nothing.
+    /// It has not begun, and never will: its entries in the devices' queues do nothing.
     pub fn withdraw(&self, state: &mut State) -> Option<Job> {
         let Placed { rank, need, job } = self.placed.lock().take()?;
         for &device in &self.devices {

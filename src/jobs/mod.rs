@@ -317,7 +317,7 @@ impl<S: 'static> JobsWith<S> {
     {
         let (state, make) = (self.state.clone(), self.make.clone());
         move |dev| {
-            if state.lacks_after_drop(dev)? {
+            if state.drop_if_poisoned(dev)? {
                 state.put(dev, make(dev)?);
             }
             f(dev, &mut *state.borrow_mut(dev)?)

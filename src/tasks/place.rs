@@ -114,8 +114,8 @@ impl<'env> Engine<'env> {
             let slice = lane.slice(Category::Task, "task", Some(here)).note(|slice| slice.label = label);
             let done = panics::catch(dev.index(), || job(Some(dev))).and_then(|done| done);
             drop(slice);
-            // Also after a failure: what has been submitted may use what it was given. A task that submits nothing may
-            // hand on what others have.
+            // Also after a failure: submitted work may use the inputs. A task that submits nothing may pass on an input
+            // whose work is not over.
             let recorded = (|| {
                 if (dev.stream.submitted() != before || !after.is_empty()) && !gang.is_aborted() {
                     event = Some(dev.record()?);

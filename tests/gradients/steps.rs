@@ -50,7 +50,7 @@ on_both! {
         }
     }
 
-    // The first exchange meets for the order of buckets, and learns what is unused.
+    // The first exchange meets for the order of buckets, and learns which gradients are unused.
     2: fn without_a_search_nothing_is_told_to_be_unused(gpus) {
         let pool = rig::pool(gpus, 2);
         let builder = GradientExchange::builder().find_unused(false);

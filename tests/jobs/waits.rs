@@ -87,7 +87,7 @@ fn waits_in_front_of_devices_that_are_taken_time_out() {
 
 /// Jobs that no device can run any more leave room.
 #[test]
-fn a_loss_that_empties_the_queue_wakes_who_waits_for_room() {
+fn a_loss_that_empties_the_queue_wakes_waits_for_room() {
     guarded(|| {
         let (pool, plan) = losing(2, 1);
         let jobs = pool.jobs().queue(1).build().unwrap();
@@ -114,7 +114,7 @@ fn a_loss_that_empties_the_queue_wakes_who_waits_for_room() {
 
 /// A gang that begins when the pool is closed makes room in the queue, and never runs.
 #[test]
-fn a_close_wakes_who_waits_for_room() {
+fn a_close_wakes_waits_for_room() {
     guarded(|| {
         let pool = builder().host(2).build().unwrap();
         let jobs = pool.jobs().queue(1).build().unwrap();
@@ -162,7 +162,7 @@ fn a_closing_pool_keeps_the_deadlines() {
     });
 }
 
-/// What buffers hold is not there for jobs.
+/// Jobs cannot book the memory of buffers.
 #[test]
 fn memory_that_buffers_hold_is_not_booked() {
     guarded(|| {

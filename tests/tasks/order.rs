@@ -399,7 +399,7 @@ fn a_value_can_be_given_to_a_task_and_taken_by_the_caller() {
     assert_eq!(found.unwrap(), [1, 2, 3]);
 }
 
-/// A task that submits nothing hands on what others have submitted: who reads its value waits for their work.
+/// A task that submits nothing may pass on a value whose work is not over: a reader waits for that work.
 #[test]
 fn a_task_without_work_of_its_own_keeps_the_order() {
     guarded(|| {

@@ -31,7 +31,7 @@ fn child() {
 fn without_threads_of_rayon_tasks_are_refused() {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["tasks::tests::child", "--exact", "--nocapture"]);
-    // No stack fits what the child leaves, and all else does.
+    // No stack fits the memory that the child leaves; all other allocations do.
     let output = command.env(TASK, "no threads").env("RUST_MIN_STACK", (256 << 20).to_string()).output().unwrap();
     assert!(String::from_utf8_lossy(&output.stdout).contains("CHILD refused"), "{output:?}");
 }

@@ -247,7 +247,7 @@ pub trait DeviceTransport: Send + Sync {
         Err("")
     }
 
-    /// What others count on was not submitted, after a commit: ends the calls of all hosts. Returns the cause.
+    /// Work behind a commit was not submitted, and other hosts count on it: ends the calls of all. Returns the cause.
     fn broken(&self, error: Error) -> Error {
         error
     }

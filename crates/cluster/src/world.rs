@@ -85,7 +85,7 @@ impl Local {
         self.inner.lock().near = Some(near);
     }
 
-    /// Not once the cluster is over: a process may not know yet that rank 0 is lost, and take what follows for a cause.
+    /// Not once the cluster is over: a process may not know yet of rank 0's loss, and take a consequence for the cause.
     fn near(&self) -> Option<Arc<dyn Near>> {
         let inner = self.inner.lock();
         inner.near.clone().filter(|_| inner.process.over().is_none())

@@ -141,7 +141,7 @@ impl Wide {
         add_up(dev, piece.view(), sum.view(), wide.each_ref())
     }
 
-    /// The gradient begins anew. Its old sum could round to the new value by chance; what is no number never does.
+    /// The gradient begins anew. Its old sum could round to the new value by chance, and a NaN never does.
     /// A graph does it at each launch, so it needs the memory of later sums.
     fn forget<T>(&mut self, dev: &Device, len: usize) -> Result<()> {
         if self.0.is_none() && dev.captures() && Self::is_for::<T>() && len > 0 {

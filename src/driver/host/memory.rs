@@ -161,7 +161,7 @@ impl Memory {
         let window = window_of(self.first_window + device as u64);
         let space = &mut self.devices[device];
         let none = || fault::exhausted(format!("there are no addresses for {bytes} more bytes"));
-        // As far behind a multiple of 256 as the pointer: what is aligned here is aligned there.
+        // The address has the pointer's remainder by 256: so both have the same alignment, up to 256.
         let (shift, bytes) = (address % 256, bytes as u64);
         let offset = space.find(window, bytes.checked_add(shift).ok_or_else(none)?).ok_or_else(none)?;
         space.cursor = offset + footprint(bytes + shift).ok_or_else(none)?;

@@ -113,7 +113,7 @@ impl Rail for DeviceRail<'_, '_, '_> {
         let (_, commit) = plan.hier.meet(Payload::Nothing, |_| Vec::new())?;
         let carried = self.pieces.iter().map(RailPiece::submit).collect::<Result<Vec<_>>>();
         drop(commit.window);
-        self.carried = plan.hier.done(self.relay.told(carried))?.into_iter();
+        self.carried = plan.hier.done(self.relay.report(carried))?.into_iter();
         Ok(())
     }
 

@@ -132,7 +132,7 @@ impl Relay<'_, '_, '_> {
             self.submit(&call)
         };
         let copy = if copied { copy_within(hier, self.stream(), to, from, bytes) } else { Ok(()) };
-        let submitted = self.told(copy.and_then(|()| if elements > 0 { submit() } else { Ok(()) }));
+        let submitted = self.report(copy.and_then(|()| if elements > 0 { submit() } else { Ok(()) }));
         drop(commit.window);
         hier.finish(access, submitted)?;
         back.map_or(Ok(()), |back| hier.copy(&destination, &back))

@@ -69,8 +69,8 @@ impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
         unsafe { submit(&*self.transport, self.stream(), self.hier.call.op, call) }
     }
 
-    /// What follows a commit: the others count on it, so if it fails, with or without the transport, their calls end.
-    pub fn told<R>(&self, done: Result<R>) -> Result<R> {
+    /// The result of work behind a commit. The other members count on this work, so a failure ends their calls, too.
+    pub fn report<R>(&self, done: Result<R>) -> Result<R> {
         done.map_err(|error| self.transport.broken(error))
     }
 
@@ -148,7 +148,7 @@ impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
         }
         access.reserve()?;
         let (_, commit) = self.hier.meet(Payload::Nothing, |_| Vec::new())?;
-        let sent = self.told(self.send(&load));
+        let sent = self.report(self.send(&load));
         drop(commit.window);
         self.hier.finish(access, sent)
     }

@@ -22,7 +22,7 @@ pub(super) struct Chunk {
 #[derive(Default)]
 pub(super) struct Loans {
     pub held: Vec<u32>,
-    /// Importers that have ended without a word, and of which nobody was told.
+    /// Importers that have ended without a word. `wait_released` reports each of them once.
     pub lost: Vec<u32>,
 }
 

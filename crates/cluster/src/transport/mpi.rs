@@ -141,7 +141,7 @@ impl Mpi {
     /// Streams' work on them is done before the call.
     pub(crate) unsafe fn exchange_parts(&self, parts: Vec<Part>, lost: &dyn Fn() -> Option<Error>) -> Result<()> {
         let Some(_pass) = self.gate.enter() else { return Err(unusable("MPI has ended in this process")) };
-        // What it has left on the way may have the tag of a later message.
+        // A message that this call left on its way may have the tag of a later one.
         fail_if!(self.failed.is_raised(), unusable("an earlier call has failed: start all processes anew"));
         let done = match self.started.multiple {
             // SAFETY: the caller's promise.

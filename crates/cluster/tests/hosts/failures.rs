@@ -67,7 +67,7 @@ fn a_launch_that_fails_behind_a_commit_ends_the_others_calls() {
     });
 }
 
-/// No room for messages that nobody takes; and no memory where they are to be taken.
+/// It has no room for messages of senders, and no memory for receivers.
 struct Full;
 
 impl HostTransport for Full {
