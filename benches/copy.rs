@@ -1,7 +1,7 @@
 //! Measures copies between host and device and between devices, against the driver's own calls on the same bytes.
 //!
 //! Back-to-back copies of one buffer, then one wait; GB/s of payload. The peers of pinned and peer copies are the calls
-//! of [`gpu_pool::extend::driver`], which map to `cuMemcpyHtoDAsync`, `cuMemcpyDtoHAsync` and `cuMemcpyPeerAsync` one
+//! of [`driver`], which map to `cuMemcpyHtoDAsync`, `cuMemcpyDtoHAsync` and `cuMemcpyPeerAsync` one
 //! to one. The peers of pageable copies are `cuMemcpyHtoD` and `cuMemcpyDtoH` with a plain `Vec`. The peer of the
 //! staged copy is the slower of its two pinned directions, each alone. Targets: 0.95 of the driver for pinned and peer
 //! copies, 1.0 (with helper threads 1.5) for pageable ones of 256 MB, 0.9 for the staged copy.
@@ -95,6 +95,21 @@ impl Raw {
         let (to, from) = (&*peer.gpu, &*self.gpu);
         // SAFETY: as in `up`; `peer` outlives the wait at the end of the turn.
         unsafe { from.copy_peer(peer.device, to, self.device, from, self.bytes, self.stream) }.expect("a peer copy");
+    }
+
+    /// The driver's own copy between contexts without peer access: [`driver`] refuses it.
+    fn to_peer_without_access(&self, peer: &Raw) {
+        let context = |raw: &Raw| {
+            let mut context = std::ptr::null_mut();
+            raw.gpu.bind().expect("the device is there");
+            // SAFETY: `context` lives through the call.
+            check(unsafe { sys::cuCtxGetCurrent(&mut context) });
+            context
+        };
+        let (to, from) = (context(peer), context(self));
+        let stream = self.stream.0 as sys::CUstream;
+        // SAFETY: as in `to_peer`.
+        check(unsafe { sys::cuMemcpyPeerAsync(peer.device, to, self.device, from, self.bytes, stream) });
     }
 
     /// The device buffer's contents.
@@ -202,12 +217,17 @@ fn peers(bench: &mut Bench, case: &str, pool: &GpuPool, gpus: &[DriverRef], size
     let copy = || ours(pool, bytes, |dev| dev.copy(&source, &mut *target.lock().unwrap()));
     let (from, to) = (Raw::new(&gpus[0], data), Raw::new(&gpus[1], data));
     from.timed(|| from.up());
-    let peer = match staged {
-        true => Side::new("pinned, slower way", || from.timed(|| from.down()).min(to.timed(|| to.up()))),
-        false => Side::new("driver", || from.timed(|| from.to_peer(&to))),
+    let by_driver = || match staged {
+        true => from.to_peer_without_access(&to),
+        false => from.to_peer(&to),
     };
+    // Software GPUs have no such copy.
+    let driver = (!staged || case == "gpu").then(|| Side::new("driver", || from.timed(by_driver)));
+    let ways = || from.timed(|| from.down()).min(to.timed(|| to.up()));
+    let slower = staged.then(|| Side::new("pinned, slower way", ways));
     let kind = if staged { "staged" } else { "peer" };
-    bench.compare(&format!("{case}/{kind}/{size}"), GIGABYTES, Side::new("gpu-pool", copy), vec![peer]);
+    let peers = driver.into_iter().chain(slower).collect();
+    bench.compare(&format!("{case}/{kind}/{size}"), GIGABYTES, Side::new("gpu-pool", copy), peers);
     copy();
     let got = pool.on(&[1]).run(|dev, _| dev.download(&*target.lock().unwrap())).expect("a download");
     assert!(got[0] == data, "{kind} {size}: wrong data");
@@ -240,18 +260,19 @@ fn main() {
     }
     drop(one);
     if raw.len() > 1 {
+        let builder = GpuPool::builder().without_peer_access();
+        let builder = if software { builder.host(2) } else { builder.cuda().devices(&[0, 1]) };
+        let staged = builder.build().expect("the devices can be opened");
+        // First: contexts keep peer access that somebody has enabled.
+        for (size, bytes) in sizes {
+            peers(&mut bench, case, &staged, &raw, size, &gpus::noise(bytes / 4, *bytes as u64), true);
+        }
+        drop(staged);
         let direct = gpus::pool(software, 2);
         if raw[0].enable_peer(&*raw[1]).is_ok() {
             for (size, bytes) in sizes {
                 peers(&mut bench, case, &direct, &raw, size, &gpus::noise(bytes / 4, *bytes as u64), false);
             }
-        }
-        drop(direct);
-        let builder = GpuPool::builder().without_peer_access();
-        let builder = if software { builder.host(2) } else { builder.cuda().devices(&[0, 1]) };
-        let staged = builder.build().expect("the devices can be opened");
-        for (size, bytes) in sizes {
-            peers(&mut bench, case, &staged, &raw, size, &gpus::noise(bytes / 4, *bytes as u64), true);
         }
     }
     bench.finish();

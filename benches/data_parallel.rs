@@ -8,6 +8,7 @@
 //! us on 2 GPUs (torch 2.11: 1263 us on 2, 3.78 ms on 8).
 //!
 //! * `<gpu or software>/forward/<devices>`: microseconds per forward pass
+//! * `.../forward_on_device/1`: the same on one device, with the rows and the result on it, as torch has them
 
 mod support;
 
@@ -51,6 +52,11 @@ fn forward(pool: &GpuPool, model: &PerDevice<Linear>, batch: &[f32], out: &mut [
         dev.download_into(&y, rows)
     })
     .map(drop)
+}
+
+/// The pass alone.
+fn forward_on_device(pool: &GpuPool, model: &PerDevice<Linear>, rows: &PerDevice<DeviceBuffer<f32>>) -> Result<()> {
+    pool.run(|dev, _| model.borrow(dev)?.forward(dev, &*rows.borrow(dev)?, BATCH)).map(drop)
 }
 
 /// Numbers in -1..1.
@@ -113,6 +119,15 @@ impl Torch {
         (!torch.times(2, 3).is_empty()).then_some(torch)
     }
 
+    /// `None` without torch.
+    fn side(torch: &RefCell<Option<Torch>>, devices: usize, passes: usize) -> Option<Side<'_>> {
+        torch.borrow().is_some().then(|| {
+            Side::sampling("torch DataParallel", move |samples| {
+                samples.extend(torch.borrow_mut().as_mut().expect("it is there").times(devices, passes));
+            })
+        })
+    }
+
     /// Microseconds of single passes; empty if torch cannot run them.
     fn times(&mut self, devices: usize, passes: usize) -> Vec<f64> {
         let mut line = String::new();
@@ -146,25 +161,36 @@ fn main() {
         let pool = builder.build().expect("the devices can be opened");
         let model = pool.per_device(|dev, _| Ok(Linear { weight: dev.upload(&weight)?, bias: dev.upload(&bias)? }));
         let model = model.expect("little memory");
-        let ours = Side::sampling("gpu-pool", |samples| {
-            for pass in 0..passes + 5 {
+        let ours = |pass: &mut dyn FnMut() -> f64, samples: &mut Vec<f64>| {
+            // In the first passes of a turn threads still wake up from the peer's turn.
+            (0..5).for_each(|_| drop(pass()));
+            samples.extend((0..passes).map(|_| pass()));
+        };
+        let whole = Side::sampling("gpu-pool", |samples| {
+            let mut pass = || {
                 let mut out = [f32::NAN; BATCH * OUTPUTS];
                 let clock = Instant::now();
                 forward(&pool, &model, &batch, &mut out).expect("a forward pass");
                 let micros = clock.elapsed().as_secs_f64() * 1e6;
                 assert!(out.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5), "{out:?} is not {expected:?}");
-                // In the first passes of a turn threads still wake up from the peer's turn.
-                if pass >= 5 {
-                    samples.push(micros);
-                }
-            }
+                micros
+            };
+            ours(&mut pass, samples);
         });
-        let peer = torch.borrow().is_some().then(|| {
-            Side::sampling("torch DataParallel", |samples| {
-                samples.extend(torch.borrow_mut().as_mut().expect("it is there").times(devices, passes));
-            })
-        });
-        bench.compare(&format!("{case}/forward/{devices}"), MICROSECONDS, ours, peer.into_iter().collect());
+        let peer = || Torch::side(&torch, devices, passes).into_iter().collect();
+        bench.compare(&format!("{case}/forward/{devices}"), MICROSECONDS, whole, peer());
+        if devices == 1 {
+            let rows = pool.per_device(|dev, _| dev.upload(&batch)).expect("little memory");
+            let alone = Side::sampling("gpu-pool", |samples| {
+                let mut pass = || {
+                    let clock = Instant::now();
+                    forward_on_device(&pool, &model, &rows).expect("a forward pass");
+                    clock.elapsed().as_secs_f64() * 1e6
+                };
+                ours(&mut pass, samples);
+            });
+            bench.compare(&format!("{case}/forward_on_device/1"), MICROSECONDS, alone, peer());
+        }
     }
     bench.finish();
 }

@@ -7,6 +7,11 @@
 // has blockDim.y rows. That is KEPT / K times the threads that the row has in rows.cu, by its width alone; sums go in
 // the order of those. So the bits are those of rows.cu, and of the collectives. All addresses are multiples of 16,
 // columns are whole packs.
+//
+// Few long rows: a row belongs to `split` blocks, a power of two. Of the row's warps in rows.cu, warp w is in block w %
+// split: so the last steps of the butterfly are those among blocks. They give each other their sums by words of the
+// own pad, `step[DONE]` and `step[TAKEN]` of the own ordinal, which no other kernel uses. A word is a sum below a
+// number that this device's kernels count, in `epoch` of the own ordinal. All blocks are on the device.
 #pragma once
 #include "inbox.cuh"
 #include "rows.cuh"
@@ -22,7 +27,7 @@ struct Plan {
     u32 way;   // `Way` of norm_inbox.cu; norm_pull.cu does not look at it
     u32 layer; // else the RMS norm
     u32 packs; // of a thread
-    u32 spare;
+    u32 split; // blocks of a row; if not 1, there are `rows * split` blocks, and a thread has at most 2 packs
 };
 
 template <class T> struct Memory {
@@ -39,14 +44,23 @@ __device__ inline f32* packs_in_block() {
     return sums;
 }
 
-template <class T, u32 K> struct Normed {
+// SPLIT: a row belongs to `plan.split` blocks.
+template <class T, u32 K, bool SPLIT = false> struct Normed {
     const Plan& plan;
     const Memory<T>& own;
 
     __device__ Normed(const Plan& plan, const Memory<T>& own) : plan(plan), own(own) {}
 
-    // The first element of this thread's k-th pack of a row, and its place in all rows.
-    __device__ static u32 element(u32 k) { return (threadIdx.x + k * blockDim.x) * LANES<T>; }
+    // Those threads that a row has in rows.cu: how many are in this block.
+    __device__ static u32 threads() { return blockDim.x * K / KEPT; }
+
+    // This thread's k-th pack of a row, its first element, and the place of that in all rows.
+    __device__ u32 pack(u32 k) const {
+        if constexpr (!SPLIT) return threadIdx.x + k * blockDim.x;
+        const u32 thread = threadIdx.x % threads(), warp = thread / 32 * plan.split + blockIdx.x % plan.split;
+        return (threadIdx.x / threads() * threads() + k * blockDim.x) * plan.split + warp * 32 + thread % 32;
+    }
+    __device__ u32 element(u32 k) const { return pack(k) * LANES<T>; }
     __device__ u64 at(u64 row, u32 k) const { return row * plan.cols + element(k); }
     __device__ bool has(u64 row, u32 k) const { return row < plan.rows && element(k) < plan.cols; }
 
@@ -64,7 +78,7 @@ template <class T, u32 K> struct Normed {
         }
     }
 
-    // The sum over the row of `of(x)` for all elements, as rows.cuh has it.
+    // The sum over the row of `of(x)` for all elements of this block, as rows.cuh has it.
     template <class F> __device__ f32 sum(const uint4 (&packs)[K], F of) const {
         f32 part[K] = {};
 #pragma unroll
@@ -73,7 +87,6 @@ template <class T, u32 K> struct Normed {
 #pragma unroll
             for (u32 i = 0; i < LANES<T>; i++) part[k] += of(wide(lane<T>(packs[k], i)));
         }
-        const u32 threads = blockDim.x * K / KEPT;
         f32 sum = 0;
         if (K == KEPT) {
 #pragma unroll
@@ -85,16 +98,18 @@ template <class T, u32 K> struct Normed {
             for (u32 k = 0; k < K; k++) row[threadIdx.x + k * blockDim.x] = part[k];
             sync_row();
 #pragma unroll
-            for (u32 k = 0; k < KEPT; k++) sum += row[threadIdx.x % threads + k * threads];
+            for (u32 k = 0; k < KEPT; k++) sum += row[threadIdx.x % threads() + k * threads()];
         }
-        return across(One<f32>{sum}, [](One<f32> p, One<f32> q) { return One<f32>{p.a + q.a}; }, threads).a;
+        return across(One<f32>{sum}, [](One<f32> p, One<f32> q) { return One<f32>{p.a + q.a}; }, threads()).a;
     }
 
-    template <bool MEAN> __device__ void norm(u64 row, const uint4 (&packs)[K], const uint4 (&gamma)[K]) const {
-        const f32 mean = MEAN ? sum(packs, [](f32 x) { return x; }) / f32(plan.cols) : 0.0f;
-        const f32 squares = sum(packs, [&](f32 x) { return (x - mean) * (x - mean); });
+    // `all(step, sum)`: the sum of all blocks of a row from that of each.
+    template <bool MEAN, class All>
+    __device__ void norm(u64 row, const uint4 (&packs)[K], const uint4 (&gamma)[K], All all) const {
+        const f32 mean = MEAN ? all(TAKEN, sum(packs, [](f32 x) { return x; })) / f32(plan.cols) : 0.0f;
+        const f32 squares = all(DONE, sum(packs, [&](f32 x) { return (x - mean) * (x - mean); }));
         const Two<f32> stats = {mean, 1.0f / sqrt_of(squares / f32(plan.cols) + plan.eps)};
-        if (threadIdx.x == 0) {
+        if (pack(0) == 0) {
             if (MEAN) own.mean[row] = stats.a;
             own.rstd[row] = stats.b;
         }
@@ -106,8 +121,30 @@ template <class T, u32 K> struct Normed {
         }
     }
     // The norm of a row of the residual, from its packs.
+    template <class All>
+    __device__ void norm_of(u64 row, const uint4 (&packs)[K], const uint4 (&gamma)[K], All all) const {
+        if (plan.layer) norm<true>(row, packs, gamma, all);
+        else norm<false>(row, packs, gamma, all);
+    }
     __device__ void norm_of(u64 row, const uint4 (&packs)[K], const uint4 (&gamma)[K]) const {
-        if (plan.layer) norm<true>(row, packs, gamma);
-        else norm<false>(row, packs, gamma);
+        norm_of(row, packs, gamma, [](Step, f32 sum) { return sum; });
+    }
+
+    // The sum of the blocks of a row, the same bits in all; `number` is this kernel's. Garbage if the kernel gives up.
+    __device__ f32 of_blocks(const Meet& meet, u32 number, Step step, f32 sum) const {
+        const u32 ours = blockIdx.x - blockIdx.x % plan.split, me = ordinal(meet, meet.me);
+        u64(*const words)[MOST] = signals_of(meet, meet.me)->step[step];
+        const u64 tag = (u64)number << 32;
+        if (threadIdx.x == 0) store_relaxed(&words[blockIdx.x][me], tag | __float_as_uint(sum));
+        const u64* const at = &words[ours + threadIdx.x % plan.split][me];
+        u64 word = load_relaxed(at);
+        // No block is missing but for a peer that is.
+        for (Patience patience; word >> 32 != number; word = load_relaxed(at)) {
+            if (patience.over(meet, ordinal(meet, rank_after(meet, 1)))) break;
+        }
+        sum = __uint_as_float((u32)word);
+        __syncwarp();
+        for (u32 far = plan.split / 2; far > 0; far /= 2) sum += __shfl_xor_sync(ALL, sum, far);
+        return sum;
     }
 };

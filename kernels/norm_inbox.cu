@@ -13,7 +13,7 @@
 //
 //   ONE_TRIP   everything to everyone, in the rooms `whole` of the inbox, for at most `Signals::whole` bytes. All rows
 //              of a block are sent before the first is awaited. With few rows a row gets more threads, each with fewer
-//              packs: the time is then that of one thread's instructions.
+//              packs, and more blocks: the time is then that of one thread's instructions.
 //   TO_ALL     everything to everyone, through slots: for two members, of any size.
 //   BY_OWNERS  rows to their owners and sums back through slots: for more than two members. The rows of a wave that
 //              come o-th are added up by member o. A wave's norms come when all its sums are there.
@@ -40,8 +40,8 @@ struct Lines {
 };
 
 // The work of one block, in steps. Step p sends, takes and adds up part p % parts of wave p / parts.
-template <class T, Way WAY, bool TWO, u32 K> struct Work : Normed<T, K> {
-    typedef Normed<T, K> Rows;
+template <class T, Way WAY, bool TWO, u32 K, bool SPLIT = false> struct Work : Normed<T, K, SPLIT> {
+    typedef Normed<T, K, SPLIT> Rows;
     using Rows::plan, Rows::own, Rows::at, Rows::has, Rows::residual, Rows::added;
     const Meet& meet;
     const Lines& lines;
@@ -55,8 +55,10 @@ template <class T, Way WAY, bool TWO, u32 K> struct Work : Normed<T, K> {
         : Rows(plan, own), meet(meet), lines(lines), slot(slots ? meet.signals->slot : 0), units((u32)slot / 16),
           parts(slots ? (K * blockDim.x * blockDim.y - 1) / units + 1 : 1), width(owners ? meet.count : 1) {}
 
-    // The row of this thread in step p; with owners, the one that member `owner` adds up.
+    // The row of this thread in step p; with owners, the one that member `owner` adds up. Rows of several blocks have
+    // one step.
     __device__ u64 row_of(u32 p, u32 owner) const {
+        if constexpr (SPLIT) return blockIdx.x / plan.split;
         const u64 wave = (u64)(slots ? p / parts : p) * gridDim.x + blockIdx.x;
         return (wave * width + (owners ? owner : 0)) * blockDim.y + threadIdx.y;
     }
@@ -88,7 +90,9 @@ template <class T, Way WAY, bool TWO, u32 K> struct Work : Normed<T, K> {
                 packs[k] = has(row, k) ? residual(row, k) : make_uint4(0, 0, 0, 0);
             }
         }
-        this->norm_of(row, packs, gamma);
+        if constexpr (!SPLIT) return this->norm_of(row, packs, gamma);
+        const auto all = [&](Step step, f32 sum) { return this->of_blocks(meet, lines.epoch[meet.me], step, sum); };
+        this->norm_of(row, packs, gamma, all);
     }
 
     // Thread `rank` of one row for member `rank`.
@@ -231,11 +235,13 @@ template <class T, Way WAY, bool TWO, u32 K> struct Work : Normed<T, K> {
     }
 };
 
-template <class T, bool TWO>
+template <class T, bool TWO, bool WIDE>
 __device__ inline void norm_inbox(const Meet& meet, const Plan& plan, const Memory<T>& own) {
     __shared__ Lines lines;
     await_earlier();
     const u32 rank = threadIdx.x;
+    const bool split = !WIDE && plan.split > 1;
+    if (split && rank == meet.me) lines.epoch[rank] = epoch_with(meet, rank);
     if (threadIdx.y == 0 && rank < meet.count && rank != meet.me) {
         const u32 epoch = epoch_with(meet, rank);
         lines.epoch[rank] = epoch;
@@ -250,6 +256,10 @@ __device__ inline void norm_inbox(const Meet& meet, const Plan& plan, const Memo
     if (last_thread) ticket = take_ticket(meet);
     if (plan.way != ONE_TRIP) {
         Work<T, TWO ? TO_ALL : BY_OWNERS, TWO, KEPT>(meet, plan, own, lines).run();
+    } else if (split && plan.packs == 1) {
+        Work<T, ONE_TRIP, TWO, 1, true>(meet, plan, own, lines).run();
+    } else if (split) {
+        Work<T, ONE_TRIP, TWO, 2, true>(meet, plan, own, lines).run();
     } else if (plan.packs == KEPT) {
         Work<T, ONE_TRIP, TWO, KEPT>(meet, plan, own, lines).run();
     } else if (plan.packs == 1) {
@@ -257,20 +267,22 @@ __device__ inline void norm_inbox(const Meet& meet, const Plan& plan, const Memo
     } else {
         Work<T, ONE_TRIP, TWO, 2>(meet, plan, own, lines).run();
     }
-    if (last_thread) note_epochs(meet, ticket, lines.epoch);
+    if (!last_thread) return;
+    if (split && ticket == gridDim.x - 1) meet.signals->epoch[ordinal(meet, meet.me)] = lines.epoch[meet.me];
+    note_epochs(meet, ticket, lines.epoch);
 }
 
-#define NORM_INBOX(HOW, NAME, T, TWO)                                                                                  \
+#define NORM_INBOX(HOW, NAME, T, TWO, WIDE)                                                                            \
     HOW norm_inbox_##NAME(Meet meet, Plan plan, const T* x, T* residual, const T* gamma, const T* beta, T* y,          \
                           f32* mean, f32* rstd) {                                                                      \
-        norm_inbox<T, TWO>(meet, plan, Memory<T>{x, residual, gamma, beta, y, mean, rstd});                            \
+        norm_inbox<T, TWO, WIDE>(meet, plan, Memory<T>{x, residual, gamma, beta, y, mean, rstd});                      \
     }
 
-NORM_INBOX(KERNEL, f32, f32, true)
-NORM_INBOX(KERNEL, f16, f16, true)
-NORM_INBOX(KERNEL, bf16, bf16, true)
-NORM_INBOX(WIDE_KERNEL, wide_f32, f32, true)
-NORM_INBOX(KERNEL, many_f32, f32, false)
-NORM_INBOX(KERNEL, many_f16, f16, false)
-NORM_INBOX(KERNEL, many_bf16, bf16, false)
-NORM_INBOX(WIDE_KERNEL, many_wide_f32, f32, false)
+NORM_INBOX(KERNEL, f32, f32, true, false)
+NORM_INBOX(KERNEL, f16, f16, true, false)
+NORM_INBOX(KERNEL, bf16, bf16, true, false)
+NORM_INBOX(WIDE_KERNEL, wide_f32, f32, true, true)
+NORM_INBOX(KERNEL, many_f32, f32, false, false)
+NORM_INBOX(KERNEL, many_f16, f16, false, false)
+NORM_INBOX(KERNEL, many_bf16, bf16, false, false)
+NORM_INBOX(WIDE_KERNEL, many_wide_f32, f32, false, true)

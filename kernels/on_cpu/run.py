@@ -153,6 +153,13 @@ MUTANTS = [
     ("norm_inbox", "(done + 1) % parts != 0", "false"),
     ("norm_inbox", "if (row < plan.rows) finish(row, packs, gamma);", "finish(row, packs, gamma);"),
     ("norm_inbox", "owners ? meet.count : 1", "1"),
+    # The sums of a row's blocks: those of an earlier kernel, of other warps, of the other sum.
+    ("norm_inbox", "word >> 32 != number", "false"),
+    ("norm_inbox", "split && ticket == gridDim.x - 1", "false"),
+    ("norm_inbox", "thread / 32 * plan.split + blockIdx.x % plan.split",
+     "blockIdx.x % plan.split * (threads() / 32) + thread / 32"),
+    ("norm_inbox", "MEAN ? all(TAKEN, sum(packs, [](f32 x) { return x; })) / f32(plan.cols) : 0.0f",
+     "MEAN ? all(DONE, sum(packs, [](f32 x) { return x; })) / f32(plan.cols) : 0.0f"),
     # Reads before the others have begun; sums in another order; rows that have another owner on each member.
     ("norm_pull", "!first || hear(meet, START, epoch, false)", "true"),
     ("norm_pull", "desk.x[from + j] + offset", "desk.x[(from + j + 1) % meet.count] + offset"),
@@ -180,14 +187,13 @@ MUTANTS = [
     # An empty part that begins in the middle of a chunk; a norm before all squares are there; a meeting whose words may
     # be of one before.
     ("sharded", "(from + CHUNK - 1) / CHUNK", "from / CHUNK"),
-    ("sharded", "if (!meet_all(meet, desk)) return false;", "__syncthreads();"),
+    ("sharded", "if (!meet_all(work.meet, desk)) return false;", "__syncthreads();"),
     ("sharded", "store_release(to, word_of(meet, desk, threadIdx.x));",
      "store_relaxed(to, word_of(meet, desk, threadIdx.x));"),
     ("sharded", "return (u64)desk.epoch[rank] << 32 | 1;", "return 1;"),
     # Units of another chunk.
     ("sharded", "work.fetch(walk.i, 0, next.in);", "work.fetch(i, 0, next.in);"),
     ("sharded", "work.load_kept(walk.i, next);", "work.load_kept(i, next);"),
-    ("sharded", "work.load_sums(walk.i, next);", "work.load_sums(i, next);"),
     # Packets of which one half has come; of a call before; of another chunk.
     ("sharded", "x[k].y == flag && x[k].w == flag", "x[k].y == flag"),
     ("sharded", "desk.epoch[rank == meet.me ? (rank + 1) % meet.count : rank]", "1"),
@@ -196,13 +202,16 @@ MUTANTS = [
     ("sharded", "if (!__syncthreads_and(come)) return false;", "if (!come) return false;"),
     # Of buckets: a piece too far; parameters behind the end; units at places that are not aligned; others' squares.
     ("sharded", "start(middle) <= i", "start(middle) <= i + 8"),
-    ("sharded", "j >= len ? 0 : len - j < W ? (u32)(len - j) : W", "W"),
-    ("sharded", "most[u] == W && to % 16 == 0", "most[u] == W"),
+    ("sharded", "len - spot.at < FOUR ? (u32)(len - spot.at) : FOUR", "FOUR"),
+    ("sharded", "WHERE::aligned || to % sizeof(Four) == 0", "true"),
     ("sharded", "if (rank != meet.me) store(desk.sums[rank] + at, squares);", ";"),
-    ("sharded", "(chunk + pieces.at(pieces.of(chunk * CHUNK), SHIFT))", "chunk"),
-    ("sharded", "if (!is_finite(found)) return true;", ""),
-    ("sharded", "if (threadIdx.x == 0) desk.rule = later != nullptr ? *later : rule;",
-     "if (threadIdx.x == 0) desk.rule = rule;"),
+    ("sharded", "chunk + word(spot(chunk * CHUNK).piece, SHIFT)", "chunk"),
+    ("sharded", "work.changing = changes(desk.rule, found);", "work.changing = true;"),
+    ("sharded", "later != nullptr ? *later : rule", "rule"),
+    # Those that are not added up yet: not those of all; a step after one that was not finite.
+    ("sharded", "word(spot.piece, BY_RANK + rank) + spot.at * sizeof(T)",
+     "word(spot.piece, BY_RANK + meet.me) + spot.at * sizeof(T)"),
+    ("sharded", "adds && !is_finite(*norm)", "false"),
 ]
 
 

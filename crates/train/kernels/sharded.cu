@@ -44,6 +44,7 @@ struct Desk {
     Table table;
     Rule rule;
     f32 norm;
+    f32 halted;                   // NaN: nothing may change; else 0
     f64 squares[2][THREADS / 32]; // of the warps' batches, in turn
 };
 
@@ -68,19 +69,51 @@ template <> struct FourOf<f32> {
     typedef uint4 Unit;
 };
 
+// Gradients that lie one behind the other: those of one device are one buffer.
+template <class T> struct Flat {
+    struct Spot {
+        u64 at; // the element
+    };
+    // Others need the parameters of the own part also if nothing changes.
+    static const bool always_sends = true, aligned = true;
+
+    const Meet& meet;
+    const Desk& desk;
+    const State& kept;
+    u64 end;
+    u32 count;
+
+    __device__ Spot spot(u64 i) const { return {i}; }
+    __device__ bool has(const Spot& spot) const { return spot.at < end; }
+    __device__ u64 grad(const Spot& spot, u32 rank) const { return desk.grads[rank] + spot.at * sizeof(T); }
+    __device__ u64 to(const Spot& spot, u32 rank) const { return desk.to[rank] + spot.at * sizeof(T); }
+    __device__ State state(const Spot&) const { return kept; }
+    // How many of the FOUR elements there are parameters, and where these are.
+    __device__ u32 most(const Spot& spot, u64& place) const {
+        if (spot.at >= end || count == 0) return 0;
+        const u32 k = segment_of(desk.table, count, spot.at);
+        const u64 j = spot.at - desk.table.start[k], len = desk.table.len[k];
+        if (j >= len) return 0;
+        place = desk.table.place[k] + j * sizeof(T);
+        return len - j < FOUR ? (u32)(len - j) : FOUR;
+    }
+    // Of all chunks, and of the own ones.
+    __device__ u64 number(u64 chunk) const { return chunk; }
+    __device__ u64 own_number(u64 chunk) const { return chunk - kept.begin / CHUNK; }
+};
+
 // A chunk is the work of BATCHES warps that add up for the norm, and of PIECES that update; or of all the block's, if
-// they are fewer.
-template <class T> struct Sharded {
+// they are fewer. WHERE says where elements are.
+template <class T, class WHERE> struct Sharded {
     // Units of 16 bytes of a lane, of a batch.
     static const u32 U = BATCH / (32 * (16 / sizeof(T)));
     typedef typename FourOf<T>::Unit Four;
+    typedef typename WHERE::Spot Spot;
 
     const Meet& meet;
     Desk& desk;
-    const State& state;
+    const WHERE& where;
     const Ending<T>& ending;
-    u64 end;
-    u32 count;
     bool changing;
     f32 scale;
 
@@ -95,14 +128,22 @@ template <class T> struct Sharded {
     // The lane's units from element `first` on, of the devices from `rank` on.
     template <From FROM = ALL, class Unit, u32 N>
     __device__ void fetch(u64 first, u32 rank, Unit (&in)[AT_A_TIME][N]) const {
+        Spot spot[N];
+        bool has[N];
+#pragma unroll
+        for (u32 u = 0; u < N; u++) {
+            spot[u] = where.spot(first + u * 32 * (sizeof(Unit) / sizeof(T)));
+            has[u] = where.has(spot[u]);
+        }
 #pragma unroll
         for (u32 s = 0; s < AT_A_TIME; s++) {
-            if (rank + s >= meet.count || (FROM != ALL && (rank + s == meet.me) != (FROM == OWN))) continue;
-            const u64 from = desk.grads[rank + s] + first * sizeof(T);
+            const bool wanted = rank + s < meet.count && (FROM == ALL || (rank + s == meet.me) == (FROM == OWN));
 #pragma unroll
             for (u32 u = 0; u < N; u++) {
-                const u64 i = first + u * 32 * (sizeof(Unit) / sizeof(T));
-                in[s][u] = i < end ? load<Unit>(from + u * 32 * sizeof(Unit)) : Unit();
+                // Always stored: a store in a branch would put `in` into local memory.
+                Unit unit = in[s][u];
+                if (wanted) unit = has[u] ? load<Unit>(where.grad(spot[u], rank + s)) : Unit();
+                in[s][u] = unit;
             }
         }
     }
@@ -146,18 +187,18 @@ template <class T> struct Sharded {
             f64 squares = 0.0;
             const u64 first = own_of<uint4>(chunk * CHUNK + batch * BATCH);
             if (there) {
-                uint4 in[AT_A_TIME][U];
+                uint4 in[AT_A_TIME][U] = {};
                 T sum[U][16 / sizeof(T)];
                 fetch(first, 0, in);
                 fold(first, in, sum);
 #pragma unroll
                 for (u32 u = 0; u < U; u++) {
-                    const u64 i = first + u * 32 * (16 / sizeof(T));
-                    if (i >= end) continue;
+                    const Spot spot = where.spot(first + u * 32 * (16 / sizeof(T)));
+                    if (!where.has(spot)) continue;
                     uint4 unit;
 #pragma unroll
                     for (u32 w = 0; w < 16 / sizeof(T); w++) set_lane(unit, w, sum[u][w]);
-                    store(desk.grads[meet.me] + i * sizeof(T), unit);
+                    store(where.grad(spot, meet.me), unit);
                     squares = add_squares<T>(squares, unit);
                 }
             }
@@ -172,10 +213,10 @@ template <class T> struct Sharded {
 #pragma unroll
         for (u32 k = 0; k < BATCHES; k++) batches[k] = all[team * BATCHES + k];
         const u64 squares = to_bits(tree_of(batches));
-        if (desk.told == 0) return store(desk.sums[rank] + chunk * sizeof(f64), squares);
+        if (desk.told == 0) return store(desk.sums[rank] + where.number(chunk) * sizeof(f64), squares);
         const u32 flag = flag_of(meet, desk, rank);
         const u64 to = rank == meet.me ? desk.told : packets(meet, meet.me, rank, flag);
-        const u64 at = to + (chunk - state.begin / CHUNK) * sizeof(uint4);
+        const u64 at = to + where.own_number(chunk) * sizeof(uint4);
         store_halves(at, make_uint4((u32)squares, flag, (u32)(squares >> 32), flag));
     }
 
@@ -183,19 +224,18 @@ template <class T> struct Sharded {
     struct Held {
         Four in[AT_A_TIME][1];
         Elements<T, FOUR> pack;
+        Spot spot;
         u64 place;
         u32 most;
     };
 
     // Loads what the own device keeps of the lane's elements from `i` on.
     __device__ void load_kept(u64 i, Held& held) const {
-        if (i >= end || count == 0) return;
-        const u32 k = segment_of(desk.table, count, i);
-        const u64 j = i - desk.table.start[k], len = desk.table.len[k];
-        if (j >= len) return;
-        held.most = len - j < FOUR ? (u32)(len - j) : FOUR;
-        held.place = desk.table.place[k] + j * sizeof(T);
-        held.pack.load_from(state, i, held.most, reinterpret_cast<const T*>(held.place));
+        held.spot = where.spot(i);
+        held.most = where.most(held.spot, held.place);
+        if (held.most == 0) return;
+        const State state = where.state(held.spot);
+        held.pack.load_from(state, held.spot.at, held.most, reinterpret_cast<const T*>(held.place));
     }
 
     // Loads what the own device has of the walk's first elements, also gradients that need not be added up first.
@@ -204,15 +244,17 @@ template <class T> struct Sharded {
         if (!clips) fetch<OWN>(i, 0, held.in);
     }
 
-    // Loads the sums that `gather` has made.
-    __device__ void load_sums(u64 i, Held& held) const {
-        if (i < end) held.in[0][0] = load<Four>(desk.grads[meet.me] + i * sizeof(T));
+    // Loads the sums that `gather` has made, of elements that are held.
+    __device__ void load_sums(Held& held) const {
+        if (where.has(held.spot)) held.in[0][0] = load<Four>(where.grad(held.spot, meet.me));
     }
 
     // Brings what the device keeps of the elements from `i` on near.
     __device__ void bring(u64 i) const {
-        const u64 at = (i - state.begin) * sizeof(f32);
-        if (i >= end) return;
+        const Spot spot = where.spot(i);
+        if (!where.has(spot)) return;
+        const State state = where.state(spot);
+        const u64 at = (spot.at - state.begin) * sizeof(f32);
         if (state.first != nullptr) prefetch((u64)state.first + at);
         if (state.second != nullptr) prefetch((u64)state.second + at);
         if (state.master != nullptr) prefetch((u64)state.master + at);
@@ -229,22 +271,23 @@ template <class T> struct Sharded {
         }
         if (held.most == 0) return;
         if (changing) {
+            const State state = where.state(held.spot);
             held.pack.step(state, desk.rule, scale, held.most, sum[0]);
-            held.pack.store_to(state, i, held.most, reinterpret_cast<T*>(held.place));
+            held.pack.store_to(state, held.spot.at, held.most, reinterpret_cast<T*>(held.place));
         }
-        send(i, held.most, held.pack.own);
+        send(held.spot, held.most, held.pack.own);
     }
 
-    // The parameters at element i, to the other devices.
-    __device__ void send(u64 i, u32 most, const T (&own)[FOUR]) const {
+    // The parameters there, to the other devices.
+    __device__ void send(const Spot& spot, u32 most, const T (&own)[FOUR]) const {
         Four unit;
 #pragma unroll
         for (u32 w = 0; w < FOUR; w++) set_lane(unit, w, own[w]);
 #pragma unroll 1
         for (u32 rank = 0; rank < meet.count; rank++) {
             if (rank == meet.me) continue;
-            const u64 to = desk.to[rank] + i * sizeof(T);
-            if (most == FOUR) {
+            const u64 to = where.to(spot, rank);
+            if (most == FOUR && (WHERE::aligned || to % sizeof(Four) == 0)) {
                 store(to, unit);
                 continue;
             }
@@ -372,32 +415,29 @@ struct Turns {
 };
 
 // The elements that a lane updates, FOUR from `i` on and so on: those of its block's last turn first.
-template <class T> struct Walk {
+struct Walk {
     const Turns& turns;
     u32 piece, left;
     u64 i;
 
-    __device__ explicit Walk(const Turns& turns) : turns(turns), piece(Sharded<T>::warp()), left(turns.turns) { set(); }
+    __device__ explicit Walk(const Turns& turns) : turns(turns), piece(threadIdx.x / 32), left(turns.turns) { set(); }
     __device__ bool is_there() const { return left > 0 && piece < PIECES; }
     __device__ void set() {
         i = turns.chunk(left - 1) * CHUNK + (piece * 32 + threadIdx.x % 32) * FOUR;
     }
     __device__ void advance() {
-        if (--left == 0) piece += Sharded<T>::warps(), left = turns.turns;
+        if (--left == 0) piece += blockDim.x / 32, left = turns.turns;
         set();
     }
 };
 
-// `held` are the walk's first elements, without gradients of other devices.
-template <class T>
-__device__ inline bool sharded(Sharded<T>& work, Walk<T>& walk, typename Sharded<T>::Held& held, Desk& desk, f32* norm,
-                               u64 begin, u64 chunks) {
+// `held` are the walk's first elements, without gradients of other devices. `squares` tells those of the own chunks.
+template <class T, class WHERE, class Squares>
+__device__ inline bool sharded(Sharded<T, WHERE>& work, Walk& walk, typename Sharded<T, WHERE>::Held& held, Desk& desk,
+                               f32* norm, u64 chunks, Squares squares) {
     const bool clips = norm != nullptr;
     if (clips) {
-        const u32 team = work.warp() / BATCHES, teams = work.warps() / BATCHES;
-        const Turns share(begin, work.end, team, teams > 0 ? teams : 1);
-#pragma unroll 1
-        for (u32 turn = 0; turn < share.turns; turn++) work.gather(share.chunk(turn), share.has(turn), turn % 2, team);
+        squares();
         f32 found = 0.0f;
         if (desk.told != 0) {
             if (!norm_of_packets(work.meet, desk, (u32)chunks, found)) return false;
@@ -405,11 +445,13 @@ __device__ inline bool sharded(Sharded<T>& work, Walk<T>& walk, typename Sharded
             if (!meet_all(work.meet, desk)) return false;
             found = norm_of(work.meet, desk, chunks);
         }
+        found += desk.halted;
         if (blockIdx.x == 0 && threadIdx.x == 0) *norm = found;
         work.changing = changes(desk.rule, found);
         work.scale = scale_of(desk.rule, found);
+        if (!work.changing && !WHERE::always_sends) return true;
         // Other threads of the block may have made them, before a barrier.
-        if (walk.is_there()) work.load_sums(walk.i, held);
+        if (walk.is_there()) work.load_sums(held);
     } else {
         work.changing = changes(desk.rule, 0.0f);
         work.scale = scale_of(desk.rule, 0.0f);
@@ -419,18 +461,26 @@ __device__ inline bool sharded(Sharded<T>& work, Walk<T>& walk, typename Sharded
 #pragma unroll 1
     while (walk.is_there()) {
         const u64 i = walk.i;
-        typename Sharded<T>::Held next = {};
+        typename Sharded<T, WHERE>::Held next = {};
         walk.advance();
         if (walk.is_there()) {
-            if (clips) work.load_sums(walk.i, next);
-            else work.fetch(walk.i, 0, next.in);
             work.load_kept(walk.i, next);
+            if (clips) work.load_sums(next);
+            else work.fetch(walk.i, 0, next.in);
             if (walk.left > 1) work.bring(walk.i - (u64)walk.turns.step * CHUNK);
         }
         work.finish(i, clips, held);
         held = next;
     }
     return true;
+}
+
+// Adds up all chunks of the elements begin .. end.
+template <class T, class WHERE> __device__ inline void gather_all(const Sharded<T, WHERE>& work, u64 begin, u64 end) {
+    const u32 team = work.warp() / BATCHES, teams = work.warps() / BATCHES;
+    const Turns share(begin, end, team, teams > 0 ? teams : 1);
+#pragma unroll 1
+    for (u32 turn = 0; turn < share.turns; turn++) work.gather(share.chunk(turn), share.has(turn), turn % 2, team);
 }
 
 #define SHARDED(T)                                                                                                 \
@@ -444,19 +494,21 @@ __device__ inline bool sharded(Sharded<T>& work, Walk<T>& walk, typename Sharded
         if (is_turn(11)) spread(desk.sums, sums_lo, sums_hi);                                                      \
         fill_table(desk.table, count, LIST(s), LIST(l), LIST(a));                                                  \
         Barrier barrier(meet, desk.epoch);                                                                         \
-        if (is_turn(12)) desk.rule = later != nullptr ? *later : rule;                                             \
+        if (is_turn(12)) desk.rule = later != nullptr ? *later : rule, desk.halted = 0.0f;                         \
         if (is_turn(13)) desk.told = chunks <= (u64)meet.signals->packets * meet.count ? (u64)told : 0;            \
         const State state = {first, second, master, begin};                                                        \
         const Ending<T> ending(op, meet.count);                                                                    \
-        Sharded<T> work = {meet, desk, state, ending, end, count, false, 0.0f};                                    \
+        const Flat<T> where = {meet, desk, state, end, count};                                                     \
+        Sharded<T, Flat<T>> work = {meet, desk, where, ending, false, 0.0f};                                       \
         const Turns turns(begin, end, 0, 1);                                                                       \
-        Walk<T> walk(turns);                                                                                       \
-        Sharded<T>::Held held = {};                                                                                \
+        Walk walk(turns);                                                                                          \
+        Sharded<T, Flat<T>>::Held held = {};                                                                       \
         /* While the first warp meets others. */                                                                   \
         if (threadIdx.x >= 32 && walk.is_there()) work.load_first(walk.i, norm != nullptr, held);                  \
         bool works = barrier.start();                                                                              \
         if (threadIdx.x < 32 && works && walk.is_there()) work.load_first(walk.i, norm != nullptr, held);          \
-        if (works && sharded<T>(work, walk, held, desk, norm, begin, chunks)) barrier.end();                       \
+        const auto squares = [&] { gather_all(work, begin, end); };                                                \
+        if (works && sharded(work, walk, held, desk, norm, chunks, squares)) barrier.end();                        \
         barrier.leave();                                                                                           \
     }
 
@@ -466,22 +518,32 @@ SHARDED(bf16)
 
 // A parameter's part in the member's part of a bucket, in words: the first element among those of the own chunks, the
 // number of elements, and what is added to the number of an own chunk to get its number among all; then the addresses
-// of the gradients, of the moments, of the parameters in f32, and, by rank, of the parameters. Pieces are in the order
-// of their first elements. Every unit of 16 bytes of an own chunk begins in one of them or behind the last of its
-// bucket.
+// of the moments, of the parameters in f32, and, by rank, first of the gradients and then of the parameters. Pieces are
+// in the order of their first elements. Every unit of 16 bytes of an own chunk begins in one of them or behind the last
+// of its bucket.
 const u32 STARTS = 256;
-enum Word : u32 { START_AT, LEN, SHIFT, GRADS, FIRST, SECOND, MASTER, PARAMETERS };
+enum Word : u32 { START_AT, LEN, SHIFT, FIRST, SECOND, MASTER, BY_RANK };
 
-struct Pieces {
+template <class T> struct Pieces {
+    struct Spot {
+        u64 at; // the element of the piece
+        u32 piece;
+    };
+    static const bool always_sends = false, aligned = false;
+
+    const Meet& meet;
     const u64* words;
     u32 count, stride;
     const u64* starts; // in shared memory: of all pieces, if there are at most STARTS
 
-    __device__ u64 at(u32 piece, u32 word) const { return words[(u64)piece * stride + word]; }
-    __device__ u64 start(u32 piece) const { return count <= STARTS ? starts[piece] : at(piece, START_AT); }
+    __device__ Pieces(const Meet& meet, const u64* words, u32 count, const u64* starts)
+        : meet(meet), words(words), count(count), stride(BY_RANK + 2 * meet.count), starts(starts) {}
 
-    // The last one that begins at or before element i. (The first one begins at 0.)
-    __device__ u32 of(u64 i) const {
+    __device__ u64 word(u32 piece, u32 word) const { return words[(u64)piece * stride + word]; }
+    __device__ u64 start(u32 piece) const { return count <= STARTS ? starts[piece] : word(piece, START_AT); }
+
+    // In the last one that begins at or before element i. (The first one begins at 0.)
+    __device__ Spot spot(u64 i) const {
         u32 low = 0, high = count;
         while (high - low > 1) {
             const u32 middle = (low + high) / 2;
@@ -491,91 +553,67 @@ struct Pieces {
                 high = middle;
             }
         }
-        return low;
+        return {i - start(low), low};
     }
+    __device__ bool has(const Spot& spot) const { return spot.at < word(spot.piece, LEN); }
+    __device__ u64 grad(const Spot& spot, u32 rank) const {
+        return word(spot.piece, BY_RANK + rank) + spot.at * sizeof(T);
+    }
+    __device__ u64 to(const Spot& spot, u32 rank) const {
+        return word(spot.piece, BY_RANK + meet.count + rank) + spot.at * sizeof(T);
+    }
+    __device__ State state(const Spot& spot) const {
+        const u32 k = spot.piece;
+        return {(f32*)word(k, FIRST), (f32*)word(k, SECOND), (f32*)word(k, MASTER), 0};
+    }
+    __device__ u32 most(const Spot& spot, u64& place) const {
+        const u64 len = word(spot.piece, LEN);
+        if (spot.at >= len) return 0;
+        place = to(spot, meet.me);
+        return len - spot.at < FOUR ? (u32)(len - spot.at) : FOUR;
+    }
+    __device__ u64 number(u64 chunk) const { return chunk + word(spot(chunk * CHUNK).piece, SHIFT); }
+    __device__ u64 own_number(u64 chunk) const { return chunk; }
 };
 
-// Updates the parameters of a batch of the own chunks, and sends them. For a warp.
-template <class T>
-__device__ inline void update_pieces(const Meet& meet, const Desk& desk, const Pieces& pieces, f32 scale, u64 batch) {
-    const u32 W = 16 / sizeof(T), U = BATCH / (32 * W);
-    // All of it is on its way at once.
-    Elements<T, W> pack[U] = {};
-    uint4 sum[U] = {};
-    State state[U];
-    u32 piece[U], most[U];
-    u64 offset[U];
-#pragma unroll
-    for (u32 u = 0; u < U; u++) {
-        const u64 i = batch * BATCH + (u * 32 + threadIdx.x % 32) * W;
-        const u32 k = piece[u] = pieces.of(i);
-        const u64 start = pieces.start(k), j = i - start, len = pieces.at(k, LEN);
-        most[u] = j >= len ? 0 : len - j < W ? (u32)(len - j) : W;
-        if (most[u] == 0) continue;
-        offset[u] = j;
-        state[u] = {(f32*)pieces.at(k, FIRST), (f32*)pieces.at(k, SECOND), (f32*)pieces.at(k, MASTER), 0};
-        sum[u] = load<uint4>(pieces.at(k, GRADS) + j * sizeof(T));
-        pack[u].load_from(state[u], j, most[u], (const T*)pieces.at(k, PARAMETERS + meet.me) + j);
-    }
-#pragma unroll
-    for (u32 u = 0; u < U; u++) {
-        if (most[u] == 0) continue;
-        T grad[W];
-#pragma unroll
-        for (u32 w = 0; w < W; w++) grad[w] = lane<T>(sum[u], w);
-        pack[u].step(state[u], desk.rule, scale, most[u], grad);
-        pack[u].store_to(state[u], offset[u], most[u], (T*)pieces.at(piece[u], PARAMETERS + meet.me) + offset[u]);
-        uint4 unit;
-#pragma unroll
-        for (u32 w = 0; w < W; w++) set_lane(unit, w, pack[u].own[w]);
-#pragma unroll 1
-        for (u32 rank = 0; rank < meet.count; rank++) {
-            if (rank == meet.me) continue;
-            const u64 to = pieces.at(piece[u], PARAMETERS + rank) + offset[u] * sizeof(T);
-            if (most[u] == W && to % 16 == 0) {
-                store(to, unit);
-                continue;
-            }
-#pragma unroll
-            for (u32 w = 0; w < W; w++)
-                if (w < most[u]) store(to + w * sizeof(T), to_bits(pack[u].own[w]));
-        }
-    }
-}
-
-template <class T>
-__device__ inline bool sharded_buckets(const Meet& meet, Desk& desk, const Pieces& pieces, f32* norm, u64 own,
-                                       u64 chunks) {
+// Tells all devices the squares of the own chunks, which are at `sums`.
+template <class T> __device__ inline void tell_squares(const Pieces<T>& where, const Desk& desk, u64 own) {
+    const Meet& meet = where.meet;
 #pragma unroll 1
     for (u64 chunk = grid_index(); chunk < own; chunk += grid_size()) {
-        const u64 at = (chunk + pieces.at(pieces.of(chunk * CHUNK), SHIFT)) * sizeof(f64);
+        const u64 at = where.number(chunk) * sizeof(f64);
         const u64 squares = load<u64>(desk.sums[meet.me] + at);
 #pragma unroll 1
         for (u32 rank = 0; rank < meet.count; rank++)
             if (rank != meet.me) store(desk.sums[rank] + at, squares);
     }
-    if (!meet_all(meet, desk)) return false;
-    const f32 found = norm_of(meet, desk, chunks);
-    if (blockIdx.x == 0 && threadIdx.x == 0) *norm = found;
-    if (!is_finite(found)) return true;
-    const f32 scale = scale_of(desk.rule, found);
-    const u64 first = (u64)(threadIdx.x / 32) * gridDim.x + blockIdx.x, step = blockDim.x / 32 * gridDim.x;
-#pragma unroll 1
-    for (u64 batch = first; batch < own * BATCHES; batch += step) update_pieces<T>(meet, desk, pieces, scale, batch);
-    return true;
 }
 
 #define SHARDED_BUCKETS(T)                                                                                          \
-    KERNEL sharded_buckets_##T(Meet meet, Rule rule, const Rule* later, f32* norm, const u64* pieces, u32 count,    \
-                               u64 own, u64 chunks, Eight sums_lo, Eight sums_hi) {                                 \
+    KERNEL sharded_buckets_##T(Meet meet, Rule rule, const Rule* later, u32 adds, f32* norm, const u64* pieces,     \
+                               u32 count, u64 own, u64 chunks, Eight sums_lo, Eight sums_hi) {                      \
         __shared__ Desk desk;                                                                                       \
         __shared__ u64 starts[STARTS];                                                                              \
-        if (threadIdx.x == 0) spread(desk.sums, sums_lo, sums_hi);                                                  \
+        if (is_turn(9)) spread(desk.sums, sums_lo, sums_hi);                                                        \
         Barrier barrier(meet, desk.epoch);                                                                          \
-        if (threadIdx.x == 0) desk.rule = later != nullptr ? *later : rule;                                         \
-        const Pieces table = {pieces, count, PARAMETERS + meet.count, starts};                                      \
-        for (u32 k = threadIdx.x; k < count && count <= STARTS; k += blockDim.x) starts[k] = table.at(k, START_AT); \
-        if (barrier.start() && sharded_buckets<T>(meet, desk, table, norm, own, chunks)) barrier.end();             \
+        if (is_turn(12)) desk.rule = later != nullptr ? *later : rule, desk.told = 0;                               \
+        if (is_turn(13)) desk.halted = adds && !is_finite(*norm) ? __int_as_float(0x7fffffff) : 0.0f;               \
+        const Pieces<T> where(meet, pieces, count, starts);                                                         \
+        for (u32 k = threadIdx.x; k < count && count <= STARTS; k += blockDim.x) starts[k] = where.word(k, START_AT); \
+        __syncthreads();                                                                                            \
+        const Ending<T> ending(SUM, meet.count);                                                                    \
+        Sharded<T, Pieces<T>> work = {meet, desk, where, ending, false, 0.0f};                                      \
+        const Turns turns(0, own * CHUNK, 0, 1);                                                                    \
+        Walk walk(turns);                                                                                           \
+        Sharded<T, Pieces<T>>::Held held = {};                                                                      \
+        if (threadIdx.x >= 32 && walk.is_there()) work.load_first(walk.i, true, held);                              \
+        const bool works = barrier.start();                                                                         \
+        if (threadIdx.x < 32 && works && walk.is_there()) work.load_first(walk.i, true, held);                      \
+        const auto squares = [&] {                                                                                  \
+            if (adds) gather_all(work, 0, own * CHUNK);                                                             \
+            else tell_squares(where, desk, own);                                                                    \
+        };                                                                                                          \
+        if (works && sharded(work, walk, held, desk, norm, chunks, squares)) barrier.end();                         \
         barrier.leave();                                                                                            \
     }
 

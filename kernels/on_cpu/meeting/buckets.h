@@ -1,4 +1,4 @@
-// For sharded.cpp: a step on buckets whose gradients are added up already, by kernels `sharded_buckets_<T>`.
+// For sharded.cpp: a step on buckets, by kernels `sharded_buckets_<T>`. Gradients are added up already, or not.
 #pragma once
 #include "world.h"
 
@@ -15,6 +15,7 @@ template <class T> struct BucketCall : AnyCall {
         std::vector<Parameter> parameters;
         u64 len = 0, shift = 0; // with the gaps between parameters; chunks of the buckets before
         std::vector<T> sum, before;
+        std::vector<std::vector<T>> given; // by member
         // By member: gradients, moments, parameters.
         std::vector<Array<T>> grads;
         std::vector<Array<f32>> kept[3];
@@ -25,6 +26,8 @@ template <class T> struct BucketCall : AnyCall {
     u32 blocks;
     Rule rule;
     bool later = chance(2); // the rule is in memory, as in a graph
+    bool adds = chance(2);
+    bool halted = chance(6); // the norm of the step before was not finite
     std::vector<Bucket> buckets;
     u64 chunks = 0;
     f64 squares = 0;
@@ -58,15 +61,25 @@ template <class T> struct BucketCall : AnyCall {
             }
             bucket.shift = chunks;
             chunks += (bucket.len + CHUNK - 1) / CHUNK;
-            bucket.sum.assign(bucket.len, narrow<T>(0.0f));
             bucket.before.assign(bucket.len, narrow<T>(0.0f));
+            bucket.given.assign(n, bucket.before);
             for (const Parameter& p : bucket.parameters)
-                for (u64 i = p.start; i < p.start + p.len; i++)
-                    bucket.sum[i] = drawn<T>(strange), bucket.before[i] = drawn<T>(strange);
+                for (u64 i = p.start; i < p.start + p.len; i++) {
+                    for (auto& given : bucket.given) given[i] = drawn<T>(strange);
+                    bucket.before[i] = drawn<T>(strange);
+                }
         }
-        if (chance(6)) buckets.back().sum[0] = narrow<T>(INFINITY);
+        if (chance(6)) buckets.back().given[0][0] = narrow<T>(INFINITY);
+        for (Bucket& bucket : buckets) {
+            for (u64 i = 0; i < bucket.len; i++) {
+                f32 acc = wide(bucket.given[0][i]);
+                for (u32 rank = 1; rank < n; rank++) acc += wide(bucket.given[rank][i]);
+                bucket.sum.push_back(narrow<T>(acc));
+            }
+        }
         for (u32 rank = 0; rank < n; rank++) {
             norm.emplace_back(1, true), sums.emplace_back(chunks, true);
+            *norm[rank].at() = halted ? INFINITY : 1.0f;
             for (u64 c = 0; c < chunks; c++) sums[rank].at()[c] = NAN;
             for (Bucket& bucket : buckets) fill(bucket, rank);
         }
@@ -77,11 +90,12 @@ template <class T> struct BucketCall : AnyCall {
         bucket.grads.emplace_back(bucket.len, true);
         for (u64 i = 0; i < bucket.len; i++) {
             const bool own = i >= from && i < to;
-            bucket.grads[rank].at()[i] = own ? bucket.sum[i] : narrow<T>(77.0f);
+            bucket.grads[rank].at()[i] = adds ? bucket.given[rank][i] : own ? bucket.sum[i] : narrow<T>(77.0f);
+            if (own) squares += (f64)wide(bucket.sum[i]) * wide(bucket.sum[i]);
+            if (adds) continue;
             f64& square = sums[rank].at()[bucket.shift + i / CHUNK];
             if (own && i % CHUNK == 0) square = 0;
             if (own) square += (f64)wide(bucket.sum[i]) * wide(bucket.sum[i]);
-            if (own) squares += (f64)wide(bucket.sum[i]) * wide(bucket.sum[i]);
         }
         const bool there[3] = {rule.kind != SGD, rule.kind == ADAM, sizeof(T) == 2};
         for (u32 which = 0; which < 3; which++) {
@@ -112,10 +126,10 @@ template <class T> struct BucketCall : AnyCall {
                 if (start >= end) continue;
                 words.push_back(own * CHUNK + start - from), words.push_back(end - start);
                 words.push_back(bucket.shift + from / CHUNK - own);
-                words.push_back((u64)(bucket.grads[rank].at() + start));
                 for (auto& kept : bucket.kept) {
                     words.push_back(kept[rank].n > 0 ? (u64)(kept[rank].at() + start - from) : 0);
                 }
+                for (auto& grads : bucket.grads) words.push_back((u64)(grads.at() + start));
                 for (u32 other = 0; other < members.size(); other++) {
                     words.push_back((u64)(bucket.weights[other][k].at() + start - p.start));
                 }
@@ -136,9 +150,9 @@ template <class T> struct BucketCall : AnyCall {
             for (u32 k = 0; k < n; k++) by[k / 8].x[k % 8] = (u64)sums[k].at();
             u64 own;
             pieces[rank] = table(rank, own);
-            const u32 count = pieces[rank].size() / (7 + n);
+            const u32 count = pieces[rank].size() / (6 + 2 * n);
             const auto kernel = [=, this] {
-                buckets_kernel_of((T*)0)(meet, later ? Rule() : rule, later ? &rule : nullptr, norm[rank].at(),
+                buckets_kernel_of((T*)0)(meet, later ? Rule() : rule, later ? &rule : nullptr, adds, norm[rank].at(),
                                          pieces[rank].data(), count, own, chunks, by[0], by[1]);
             };
             machine.queue.push_back([&machine, kernel, grid = blocks, width = world.threads] {
@@ -149,7 +163,7 @@ template <class T> struct BucketCall : AnyCall {
 
     void check(u64 seed) override {
         const u32 n = members.size();
-        const f32 found = *norm[0].at(), root = (f32)sqrt(squares);
+        const f32 found = *norm[0].at(), root = adds && halted ? NAN : (f32)sqrt(squares);
         const bool close = (is_nan(found) && is_nan(root)) || found == root || fabsf(found - root) < 1e-5f * root;
         require(close, "a norm of buckets", seed);
         for (u32 rank = 0; rank < n; rank++) {

@@ -6,6 +6,8 @@
 // the buffers with other numbers, while other devices may still be in the call.
 #ifdef FAMILY_norm_pull
 #define PLAIN_IS_SHARED
+#else
+#define BLOCK_THREADS 128
 #endif
 #include "world.h"
 
@@ -33,7 +35,9 @@ template <class T> struct Call : AnyCall {
 #endif
         plan.layer = random_number() % 2, plan.eps = 0.25f;
         const u32 most = plan.way == ONE_TRIP ? WHOLE / 16 : KEPT * threads;
-        const u32 packs = 1 + random_number() % (most < KEPT * threads ? most : KEPT * threads);
+        // Often so long that a row has warps of its own in several blocks.
+        const u32 end = most < KEPT * threads ? most : KEPT * threads, from = threads > 64 && chance(2) ? end / 2 : 0;
+        const u32 packs = from + 1 + random_number() % (end - from);
         plan.cols = packs * LANES<T>;
         plan.rows = 1 + random_number() % (plan.way == ONE_TRIP ? WHOLE / (packs * 16) : 9);
         return plan;
@@ -58,11 +62,17 @@ template <class T> struct Call : AnyCall {
 #else
         const bool spreads = plan.way == ONE_TRIP;
 #endif
-        if (spreads) {
+        plan.split = 1;
+        // Threads of a row of which each block has a warp or two.
+        const bool alone = plan.way == ONE_TRIP && plan.rows == 1 && block > 32;
+        const u32 several = alone ? 32 * MOST_BLOCKS * (block > 64 && chance(2) ? 2 : 1) : 0;
+        if (several >= threads) {
+            threads = several, plan.split = MOST_BLOCKS, spread = block * MOST_BLOCKS / several;
+        } else if (spreads) {
             while (spread < KEPT && threads * spread * 2 <= block && !chance(3)) spread *= 2;
         }
         plan.packs = KEPT / spread;
-        blocks = 1 + random_number() % MOST_BLOCKS;
+        blocks = plan.split > 1 ? plan.split : 1 + random_number() % MOST_BLOCKS;
         const bool strange = chance(3);
         for (u32 rank = 0; rank < members.size(); rank++) {
             x.push_back(filled(len(), strange));
@@ -180,7 +190,7 @@ template <class T> void Call<T>::start(World& world, u32 rank, u64 place) {
     };
 #endif
     machine.queue.push_back([this, rank] { come(rank); });
-    machine.queue.push_back([&machine, kernel, grid = blocks, width = threads * spread] {
+    machine.queue.push_back([&machine, kernel, grid = blocks, width = threads * spread / plan.split] {
         for (u32 b = 0; b < grid; b++) machine.blocks[b]->begin(grid, kernel, width);
     });
     machine.queue.push_back([this, rank] { go(rank); });
@@ -194,7 +204,7 @@ static std::unique_ptr<AnyCall> queued(World& world, const std::vector<u32>& mem
 }
 
 int main(int argc, char** argv) {
-    return each_world(argc > 1 ? atoi(argv[1]) : 60, [](World& world, const std::vector<u32>& members, u64 place) {
+    return each_world(argc > 1 ? atoi(argv[1]) : 120, [](World& world, const std::vector<u32>& members, u64 place) {
         switch (random_number() % 3) {
         case 0: return queued<f32>(world, members, place);
         case 1: return queued<f16>(world, members, place);

@@ -17,6 +17,9 @@ static const u64 PACKETS = 4, WHOLE = 2048, SLOT = 256;
 // Of a wait, by the clock that goes on when a thread looks at it: threads of slow devices need some hundreds.
 static const u64 DEADLINE = 2000;
 static const u32 MOST_BLOCKS = 2;
+#ifndef BLOCK_THREADS
+#define BLOCK_THREADS 64 // most threads of a block
+#endif
 
 // A device's memory that others know, and what is under way on it.
 struct Machine {
@@ -160,7 +163,7 @@ template <class Queued> static int each_world(u64 seeds, Queued queued) {
         state = seed * 0x9e3779b97f4a7c15ull | 1;
         for (int k = 0; k < 5; k++) random_number();
         const u32 devices[] = {2, 2, 3, 3, 4, 5};
-        World world(devices[seed % 6], seed % 4 == 0 ? 64 : 32);
+        World world(devices[seed % 6], seed % 8 == 0 ? BLOCK_THREADS : seed % 4 == 0 ? 64 : 32);
         if (chance(2)) world.set_epochs(~0u - random_number() % 4);
         for (u64 place = 1; place <= 3; place++) {
             const bool fails = place == 2;

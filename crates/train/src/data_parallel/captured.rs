@@ -56,12 +56,14 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
             for i in (0..given.len()).filter(|i| !given[*i]) {
                 dev.fill(&mut self.exchange.grad_mut(i)?, T::zeroed())?;
             }
-            self.empty_sums(dev)?;
-            for bucket in 0..self.exchange.buckets() {
-                parts::sum(&self.exchange, dev, bucket)?;
-                self.sum_squares(dev, bucket)?;
+            if self.together.is_none() {
+                self.empty_sums(dev)?;
+                for bucket in 0..self.exchange.buckets() {
+                    parts::sum(&self.exchange, dev, bucket)?;
+                    self.sum_squares(dev, bucket)?;
+                }
+                self.halt(dev)?;
             }
-            self.halt(dev)?;
             self.launch(dev, Rule::nothing(), Some(rule.view()))
         })?;
         let all = dev.exchange(given)?;

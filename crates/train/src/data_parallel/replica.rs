@@ -77,8 +77,8 @@ pub(super) struct Replica<M, T: Parameter> {
     pub(super) sums: DeviceBuffer<f64>,
     pub(super) slots: Vec<Range<usize>>,
     pub(super) norm: DeviceBuffer<f32>,
-    /// Where one kernel ends a step with sharded state.
-    together: Option<Together>,
+    /// Where one kernel ends a step with sharded state; in a graph it also adds up.
+    pub(super) together: Option<Together>,
     seen: [PinnedBuffer<f32>; 2],
     /// The last steps whose norms were not read yet.
     pending: SmallVec<[u64; 2]>,

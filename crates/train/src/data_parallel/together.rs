@@ -1,5 +1,6 @@
 //! The end of a step whose state is divided among the members: all scattered buckets together, by one kernel of each
-//! member. It adds up all squares, updates the parameters of the own parts, and writes them to all members.
+//! member. It adds up all squares, updates the parameters of the own parts, and writes them to all members. In a graph
+//! it also adds up the gradients.
 //! [`replica`](super::replica) uses it where [`Together::new`] gives one; elsewhere it calls [`parts`](super::parts).
 //! Invariant: both give the same bits. They differ only in what buckets hold afterwards.
 
@@ -7,7 +8,7 @@ use super::parts::chunks;
 use crate::runtime::{
     Access, CHUNK, Call, DeviceInternals, ErrorInternals, ExchangeInternals, Extent, GroupInternals, Layout, area,
 };
-use crate::sharded::kernels::{self, Buckets, PIECE};
+use crate::sharded::kernels::{self, Buckets, words};
 use crate::update::{Moments, Parameter, Rule};
 use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, DeviceView, Error, Result, gradients::GradientExchange};
 use std::{marker::PhantomData, ops::Range, sync::Arc};
@@ -17,7 +18,7 @@ type Address = u64;
 const OP: &str = "sharded_step";
 
 pub(super) struct Together {
-    /// Where the members were told that the own parameters are.
+    /// Where the members were told that the own parameters are, and behind these the buckets.
     told: Arc<[Address]>,
     /// The table of the kernel, and what is in it: addresses change seldom.
     pieces: DeviceBuffer<u64>,
@@ -27,20 +28,19 @@ pub(super) struct Together {
     chunks: usize,
 }
 
-/// Where a member's part of a bucket is: the bucket, both moments and the parameters in `f32` of the part (0: none).
+/// A member's part of a bucket: where both moments and the parameters in `f32` of the part are (0: none).
 #[derive(Debug)]
 struct Own {
     part: Range<usize>,
-    bucket: Address,
     state: [Address; 3],
 }
 
-/// The table for these parts of all buckets. `parameters`: the addresses of each member's; `size`: of an element.
-fn table(layout: &Layout, own: &[Own], parameters: &[Arc<[Address]>], size: usize) -> Vec<u64> {
+/// The table for these parts of all buckets. `told`: what each member has told; `size`: of an element.
+fn table(layout: &Layout, own: &[Own], told: &[Arc<[Address]>], size: usize) -> Vec<u64> {
     let mut words = Vec::new();
     // Chunks of the buckets before: this member's, and all.
     let (mut mine, mut all) = (0, 0);
-    for (bucket, Own { part, bucket: memory, state }) in layout.buckets.iter().zip(own) {
+    for (number, (bucket, Own { part, state })) in layout.buckets.iter().zip(own).enumerate() {
         for &parameter in &bucket.gradients {
             let extent = layout.extents[parameter];
             let (start, end) = (extent.start.max(part.start), extent.range().end.min(part.end));
@@ -49,10 +49,10 @@ fn table(layout: &Layout, own: &[Own], parameters: &[Arc<[Address]>], size: usiz
             }
             let at = start - part.start;
             words.extend([mine * CHUNK + at, end - start, all + part.start / CHUNK - mine].map(|x| x as u64));
-            words.push(memory + (start * size) as u64);
             words.extend(state.map(|state| if state == 0 { 0 } else { state + (at * size_of::<f32>()) as u64 }));
-            let within = ((start - extent.start) * size) as u64;
-            words.extend(parameters.iter().map(|addresses| addresses[parameter] + within));
+            let address = |i: usize, at: usize| told.iter().map(move |told| told[i] + (at * size) as u64);
+            words.extend(address(layout.extents.len() + number, start));
+            words.extend(address(parameter, start - extent.start));
         }
         mine += part.len().div_ceil(CHUNK);
         all += bucket.len.div_ceil(CHUNK);
@@ -83,7 +83,7 @@ impl Together {
         };
         let parts: Vec<_> = buckets.clone().map(|bucket| exchange.part(bucket)).collect();
         Ok(Some(Together {
-            pieces: dev.zeros(pieces(exchange.layout(), &parts) * (PIECE + group.count()))?,
+            pieces: dev.zeros(pieces(exchange.layout(), &parts) * words(group.count()))?,
             table: Vec::new(),
             told: Arc::default(),
             own: chunks_of(group.rank()),
@@ -92,7 +92,7 @@ impl Together {
         }))
     }
 
-    /// Tells all members where the parameters are. All call it before each [`update`](Self::update).
+    /// Tells all members where the parameters and buckets are. All call it before each [`update`](Self::update).
     pub fn prepare<T: Parameter>(
         &mut self,
         dev: &Device,
@@ -100,12 +100,12 @@ impl Together {
         moments: &[Moments<'_>],
         parameters: &[&mut DeviceBuffer<T>],
     ) -> Result<()> {
-        self.told = parameters.iter().map(|parameter| parameter.view().address()).collect();
+        let buckets = (0..exchange.buckets()).map(|bucket| exchange.memory(bucket).address());
+        self.told = parameters.iter().map(|parameter| parameter.view().address()).chain(buckets).collect();
         let all = exchange.group(dev, OP)?.exchange_from(exchange.origin(), self.told.clone())?;
         let address = |memory: Option<DeviceView<'_, f32>>| memory.map_or(0, |memory| memory.address());
         let own = |(bucket, moments): (usize, &Moments<'_>)| Own {
             part: exchange.part(bucket),
-            bucket: exchange.memory(bucket).address(),
             state: moments.kept.map(address),
         };
         let own: Vec<Own> = moments.iter().enumerate().map(own).collect();
@@ -120,7 +120,8 @@ impl Together {
     }
 
     /// Adds up `sums`, of which each member has those of its parts, to the norm, and updates the parameters on all
-    /// members; if the norm is not finite, nothing. All members call it.
+    /// members; if the norm is not finite, nothing. With a rule of a graph the gradients are not added up before, and
+    /// nothing changes either if the norm of the step before was not finite. All members call it.
     #[track_caller]
     pub fn update<T: Parameter>(
         &self,
@@ -132,21 +133,23 @@ impl Together {
     ) -> Result<()> {
         let group = exchange.group(dev, OP)?;
         // All members' kernels write to the first answer; only the memory of the second one is held and ordered.
-        let same = parameters.iter().map(|parameter| parameter.view().address()).eq(self.told.iter().copied());
+        let told = self.told.iter().take(parameters.len()).copied();
+        let same = parameters.iter().map(|parameter| parameter.view().address()).eq(told);
         invalid_if!(!same, OP, "`Model::parameters` gave other buffers a moment before");
         let kernel = Buckets::<T> {
             rule,
             graph_rule,
             norm: norm.view(),
             pieces: self.pieces.view(),
-            count: self.table.len() / (PIECE + group.count()),
+            count: self.table.len() / words(group.count()),
             own: self.own,
             largest: self.largest,
             chunks: self.chunks,
             of: PhantomData,
         };
         let mut extra = vec![(area(norm.view()), Access::Write), (area(self.pieces.view()), Access::Read)];
-        extra.extend((0..exchange.buckets()).map(|bucket| (area(exchange.memory(bucket)), Access::Read)));
+        let grads = if graph_rule.is_some() { Access::Write } else { Access::Read };
+        extra.extend((0..exchange.buckets()).map(|bucket| (area(exchange.memory(bucket)), grads)));
         extra.extend(graph_rule.map(|rule| (area(rule), Access::Read)));
         let state = moments.iter().flat_map(|moments| moments.kept).flatten();
         extra.extend(state.map(|memory| (area(memory), Access::Write)));

@@ -1,6 +1,6 @@
 //! `kernels/sharded.cu`: the whole step of a divided optimizer by one kernel of each member.
 //!
-//! [`step`](super::step) uses it where kernels can meet, and `data_parallel::together` for gradients already added up.
+//! [`step`](super::step) uses it where kernels can meet, and `data_parallel::together` for gradients in buckets.
 //! Invariant: the bits are those of separate calls, and what the number of blocks depends on is equal on all members.
 
 use crate::kernels::SHARDED;
@@ -72,7 +72,8 @@ impl<T: Parameter> MeetingKernel for OneKernel<'_, T> {
 /// The arguments of one member's kernel for buckets. The destination of the collective is the memory of all squares.
 pub(crate) struct Buckets<'a, T: Parameter> {
     pub rule: Rule,
-    /// The memory of a rule that counts in place of `rule`: for graphs.
+    /// In a graph: the memory of a rule that counts in place of `rule`. The gradients are not added up yet, and nothing
+    /// changes after a norm that was not finite.
     pub graph_rule: Option<DeviceView<'a, u32>>,
     pub norm: DeviceView<'a, f32>,
     /// The table of pieces, and their number.
@@ -88,12 +89,14 @@ pub(crate) fn entry_of_buckets<T: Parameter>() -> (&'static Module, &'static str
     (&SHARDED, T::SHARDED_BUCKETS)
 }
 
-/// Without the addresses of parameters, of which each member has one: `Word` of the device code.
-pub(crate) const PIECE: usize = 7;
+/// Words of a piece of so many members: `Word` of the device code.
+pub(crate) fn words(members: usize) -> usize {
+    6 + 2 * members
+}
 
 impl<T: Parameter> MeetingKernel for Buckets<'_, T> {
     fn about(&self) -> (&'static str, &'static str) {
-        ("sharded_buckets", "one kernel exchanges squares, updates and sends")
+        ("sharded_buckets", "one kernel exchanges squares, updates and sends; in a graph it adds up, too")
     }
 
     fn entry(&self) -> (&'static Module, &'static str) {
@@ -111,6 +114,7 @@ impl<T: Parameter> MeetingKernel for Buckets<'_, T> {
     fn args(&self, meet: DeviceBarrier, [_, sums, _]: &Addresses) -> Arguments {
         let mut args = Arguments::new();
         args.extend([value(meet), value(self.rule), memory(self.graph_rule.as_ref(), false)]);
+        args.push(value(u32::from(self.graph_rule.is_some())));
         args.extend([memory(Some(&self.norm), true), memory(Some(&self.pieces), false)]);
         args.extend([value(self.count as u32), value(self.own as u64), value(self.chunks as u64)]);
         args.extend(eights(sums));

@@ -150,6 +150,11 @@ fn shapes(gpus: Gpus) -> Vec<Rows> {
             (64, 2048, 1),
             (1000, 4096, 0),
             (4096, 1024, 0),
+            // Rows of several blocks; some of their threads have nothing.
+            (1, 16384, 0),
+            (3, 12_288, 0),
+            (9, 6144, 0),
+            (31, 16384, 0),
             (65, 16384, 0),
             (7, 8192, 3),
             (129, 5120, 0),
@@ -266,7 +271,7 @@ on_both! {
     // Late members, one after the other, many calls in a row, plain and in graphs, on what the call before has left.
     2: fn a_hundred_in_a_row(gpus) {
         let n = gpus.up_to(4);
-        let (rows, cols) = if gpus.is_cuda() { (37, 4096) } else { (5, 64) };
+        let (rows, cols) = if gpus.is_cuda() { (37, 16384) } else { (5, 64) };
         rig::run(gpus, n, |dev| {
             let run = |together: bool| {
                 let mut own = Own::<f32>::new(dev, dev.rank(), (rows, cols, 0), false)?;
@@ -378,7 +383,8 @@ on_both! {
     // The others' kernels wait for one that fails: they are told, and the pool goes on with the right sums.
     2: fn a_failure_in_the_middle_is_told(gpus) {
         let n = gpus.up_to(4);
-        fails_in_the_middle(&rig::pool(gpus, n), if gpus.is_cuda() { (300, 4096) } else { (3, 64) });
+        let shapes: &[_] = if gpus.is_cuda() { &[(300, 4096), (3, 16384)] } else { &[(3, 64)] };
+        shapes.iter().for_each(|shape| fails_in_the_middle(&rig::pool(gpus, n), *shape));
     }
 }
 

@@ -23,8 +23,14 @@ fn what_fits() {
                     let Some(found) = found.or_else(|| plan_as(Wish::Inbox, members, rows(dtype, count, cols))) else {
                         panic!("it fits");
                     };
-                    assert_eq!(found.wide, found.rows.threads > 512);
-                    assert!(found.rows.threads * found.spread * found.together <= if found.wide { 1024 } else { 512 });
+                    assert_eq!(found.wide, found.rows.threads > 512 && found.split == 1);
+                    let (width, height, _) = found.dims().block;
+                    assert!((32..=if found.wide { 1024 } else { 512 }).contains(&(width * height)));
+                    // Each block of a row has whole warps of those of the kernels of norms, and the row one step.
+                    let several = found.split > 1;
+                    assert!(found.split.is_power_of_two() && found.rows.threads / found.split >= 32);
+                    assert!(!several || (found.way == Way::OneTrip && found.together == 1 && found.spread > 1));
+                    assert!(!several || found.blocks as usize == count * found.split as usize);
                     assert!(
                         [1, 2, 4].contains(&found.spread)
                             && (found.spread == 1 || found.way == Way::OneTrip || members > 2)
@@ -57,6 +63,12 @@ fn by_size() {
     assert_eq!([way(4, 84), way(4, 85)], [Way::OneTrip, Way::Pull]);
     let dims = |count| plan(2, rows(DType::BF16, count, 4096)).unwrap().dims();
     assert_eq!((dims(1).grid.0, dims(1).block), (1, (512, 1, 1)));
+    let long = |count| plan(2, rows(DType::F32, count, 16384)).unwrap();
+    let blocks = |count| (long(count).split, long(count).blocks, long(count).dims().block.0);
+    assert_eq!([1, 8, 9, 31, 32].map(blocks), [(8, 8, 512), (8, 64, 512), (4, 36, 512), (4, 124, 512), (4, 128, 512)]);
+    let eight = Limits::new(8);
+    let few = NormKernel::of(rows(DType::F32, 3, 16384), 2, PadLayout::direct(2), &eight, Wish::Auto).unwrap();
+    assert_eq!((few.split, few.blocks, few.wide), (1, 3, true));
     assert_eq!((dims(200).grid.0, dims(200).block), (100, (256, 2, 1)));
     assert_eq!((dims(4096).grid.0, dims(4096).block), (128, (128, 4, 1)));
 }
