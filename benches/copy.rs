@@ -1,10 +1,11 @@
 //! Measures copies between host and device and between devices, against the driver's own calls on the same bytes.
 //!
 //! Back-to-back copies of one buffer, then one wait; GB/s of payload. The peers of pinned and peer copies are the calls
-//! of [`driver`], which map to `cuMemcpyHtoDAsync`, `cuMemcpyDtoHAsync` and `cuMemcpyPeerAsync` one
-//! to one. The peers of pageable copies are `cuMemcpyHtoD` and `cuMemcpyDtoH` with a plain `Vec`. The peer of the
-//! staged copy is the slower of its two pinned directions, each alone. Targets: 0.95 of the driver for pinned and peer
-//! copies, 1.0 (with helper threads 1.5) for pageable ones of 256 MB, 0.9 for the staged copy.
+//! of [`gpu_pool::extend::driver`], which map to `cuMemcpyHtoDAsync`, `cuMemcpyDtoHAsync` and `cuMemcpyPeerAsync` one
+//! to one. The peers of pageable copies are `cuMemcpyHtoD` and `cuMemcpyDtoH` with a plain `Vec`. The peers of the
+//! staged copy are `cuMemcpyPeerAsync` between contexts without peer access, which goes through the host, too; and the
+//! slower of the two pinned directions, each alone, which no copy through the host can reach. Targets: 0.95 of the
+//! driver for pinned and peer copies, 1.0 (with helper threads 1.5) for pageable ones of 256 MB, 1.0 for staged ones.
 //!
 //! * `<gpu or software>/<pinned or pageable>_<up or down>/<size>`
 //! * `<gpu or software>/peer/<size>`: device 0 to device 1, on a stream of device 0
