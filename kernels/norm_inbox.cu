@@ -5,7 +5,7 @@
 //       (Meet meet, Plan plan, const T* x, T* residual, const T* gamma, const T* beta, T* y, f32* mean, f32* rstd)
 //
 // norm.cuh has what is computed, and by which threads. (`wide` has the blocks of 1024 threads that rows of f32 of more
-// than 8192 columns take.)
+// than 8192 columns take, unless several blocks share a row.)
 //
 // `y` may be `x`: a thread reads an element of x for the last time before it writes that element of y.
 //

@@ -20,19 +20,21 @@
 // Bits: those of a reduce-scatter in rank order, `squares`, `gradient_norm_f32`, `update` and an all-gather, whatever
 // the number of blocks.
 //
-//   sharded_buckets_<T>  (Meet meet, Rule rule, const Rule* later, f32* norm, const u64* pieces, u32 count, u64 own,
-//                         u64 chunks, Eight sums_lo, sums_hi)
+//   sharded_buckets_<T>  (Meet meet, Rule rule, const Rule* later, u32 adds, f32* norm, const u64* pieces, u32 count,
+//                         u64 own, u64 chunks, Eight sums_lo, sums_hi)
 //
-// The same for gradients in buckets, which are added up already, each member's part at this member. The squares of the
-// own chunks are at `sums` of the own device; the kernel gives them to all, and writes the new parameters to their
-// places on all devices. `pieces` is a table in memory, so there may be any number of them: see `Word`. The member's
-// `own` chunks, of all buckets one behind the other, are numbered from 0.
+// The same for gradients in buckets, always with a norm; new parameters go to their places on all devices. `pieces` is
+// a table in memory, so there may be any number of them: see `Word`. The member's `own` chunks, of all buckets one
+// behind the other, are numbered from 0. Without `adds` the gradients are added up already, each member's part at this
+// member, and the squares of its chunks are at `sums` of the own device. With `adds`, as in a graph, nothing changes
+// after a step whose norm, still at `norm`, was not finite: the norm is then NaN. All members had that norm.
 //
 // Who touches what between the start and the end of the meeting. Elements of part p of any device's gradients, and of
 // any device's parameters: the owner of p alone, and there one thread for each element. `sums`, number c of all
 // devices: the owner of chunk c writes it before the second meeting, and all read it after. A packet: its chunk's
 // owner writes it, and all read it until it has come; the end of the meeting is before the next one at its place. In
-// `sharded_buckets` a parameter's owner is the owner of the chunk that has its gradient.
+// `sharded_buckets` a parameter's owner is the owner of the chunk that has its gradient; all blocks read `norm` before
+// the second meeting, and one writes it after.
 #include "meet.cuh"
 #include "optimizer.cuh"
 
