@@ -9,9 +9,10 @@
 // columns are whole packs.
 //
 // Few long rows: a row belongs to `split` blocks, a power of two. Of the row's warps in rows.cu, warp w is in block w %
-// split: so the last steps of the butterfly are those among blocks. They give each other their sums by words of the
-// own pad, `step[DONE]` and `step[TAKEN]` of the own ordinal, which no other kernel uses. A word is a sum below a
-// number that this device's kernels count, in `epoch` of the own ordinal. All blocks are on the device.
+// split: so the last steps of the butterfly are those among blocks. Blocks tell each other their sums by words of the
+// own pad, `step[DONE]` and `step[TAKEN]` of the own ordinal, which no other kernel uses. The low half of a word is a
+// sum. The high half is the number of the kernel: the device counts such kernels in `epoch` of the own ordinal. All
+// blocks are on the device.
 #pragma once
 #include "inbox.cuh"
 #include "rows.cuh"
@@ -51,7 +52,7 @@ template <class T, u32 K, bool SPLIT = false> struct Normed {
 
     __device__ Normed(const Plan& plan, const Memory<T>& own) : plan(plan), own(own) {}
 
-    // Those threads that a row has in rows.cu: how many are in this block.
+    // How many of the threads that a row has in rows.cu are in this block.
     __device__ static u32 threads() { return blockDim.x * K / KEPT; }
 
     // This thread's k-th pack of a row, its first element, and the place of that in all rows.
@@ -103,7 +104,7 @@ template <class T, u32 K, bool SPLIT = false> struct Normed {
         return across(One<f32>{sum}, [](One<f32> p, One<f32> q) { return One<f32>{p.a + q.a}; }, threads()).a;
     }
 
-    // `all(step, sum)`: the sum of all blocks of a row from that of each.
+    // `all(step, sum)` adds up the sums of all blocks of a row; `sum` is this block's.
     template <bool MEAN, class All>
     __device__ void norm(u64 row, const uint4 (&packs)[K], const uint4 (&gamma)[K], All all) const {
         const f32 mean = MEAN ? all(TAKEN, sum(packs, [](f32 x) { return x; })) / f32(plan.cols) : 0.0f;
@@ -130,7 +131,8 @@ template <class T, u32 K, bool SPLIT = false> struct Normed {
         norm_of(row, packs, gamma, [](Step, f32 sum) { return sum; });
     }
 
-    // The sum of the blocks of a row, the same bits in all; `number` is this kernel's. Garbage if the kernel gives up.
+    // Adds up the sums of the blocks of a row, to the same bits in all. `number` is this kernel's. If the kernel gives
+    // up, the result is not specified.
     __device__ f32 of_blocks(const Meet& meet, u32 number, Step step, f32 sum) const {
         const u32 ours = blockIdx.x - blockIdx.x % plan.split, me = ordinal(meet, meet.me);
         u64(*const words)[MOST] = signals_of(meet, meet.me)->step[step];
@@ -138,7 +140,7 @@ template <class T, u32 K, bool SPLIT = false> struct Normed {
         if (threadIdx.x == 0) store_relaxed(&words[blockIdx.x][me], tag | __float_as_uint(sum));
         const u64* const at = &words[ours + threadIdx.x % plan.split][me];
         u64 word = load_relaxed(at);
-        // No block is missing but for a peer that is.
+        // A block of this row is late only if its peer is.
         for (Patience patience; word >> 32 != number; word = load_relaxed(at)) {
             if (patience.over(meet, ordinal(meet, rank_after(meet, 1)))) break;
         }

@@ -99,7 +99,7 @@ template <class T> struct Flat {
         place = desk.table.place[k] + j * sizeof(T);
         return len - j < FOUR ? (u32)(len - j) : FOUR;
     }
-    // Of all chunks, and of the own ones.
+    // The number of a chunk among all, and among the own ones.
     __device__ u64 number(u64 chunk) const { return chunk; }
     __device__ u64 own_number(u64 chunk) const { return chunk - kept.begin / CHUNK; }
 };
