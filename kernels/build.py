@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compiles the *.cu of each crate's kernels/ to the PTX and cubins in its ptx/, which are committed and embedded.
 
-They are packed, each as the length (32 bits, little-endian) and one LZ4 block. PLAIN is there as text, too. Of examples
-there is PTX as text, and nothing else.
+They are packed: PTX by Zstandard; a cubin as the length (32 bits, little-endian) and one LZ4 block. PLAIN is there as
+it is, too. Of examples there is PTX as text, and nothing else.
 
     python3 kernels/build.py                   write all ptx/
     python3 kernels/build.py --check           rebuild and compare byte for byte; exit 1 and name what differs
@@ -38,7 +38,7 @@ VENV = ROOT / "target" / "kernels-venv"
 DIGESTS = KERNELS / "digests.txt"
 
 # 12.2 is the newest NVRTC whose PTX (ISA 8.2) drivers from 535 on accept.
-PACKAGES = ["nvidia-cuda-nvrtc-cu12==12.2.140", "lz4==4.4.5"]
+PACKAGES = ["nvidia-cuda-nvrtc-cu12==12.2.140", "lz4==4.4.5", "zstandard==0.25.0"]
 
 # PTX for every GPU from Turing on; machine code for the two that data centres have, so that they start without a JIT.
 PTX_ARCH = "compute_75"
@@ -159,17 +159,20 @@ def family(source):
         return {source.parent / "ptx" / f"{source.stem}.ptx": ptx}
     cubins = {f"{source.stem}.{arch}.cubin": nvrtc.compile(source, arch, "CUBIN") for arch in CUBIN_ARCHES}
     images = {f"{source.stem}.ptx": ptx, **cubins}
-    packed = {f"{name}.lz4": pack(image) for name, image in images.items()}
+    packed = dict(pack(name, image) for name, image in images.items())
     outputs = packed | (images if source.stem == PLAIN else {})
     return {source.parent / "ptx" / name: data for name, data in outputs.items()}
 
 
-def pack(image):
-    """The decoder is `unpack` in src/driver/module.rs."""
+def pack(name, image):
+    """The decoder is `unpack` in src/driver/module.rs, which says why there are two formats."""
     sys.path.append(str(site_packages().parent))
     import lz4.block
+    import zstandard
 
-    return lz4.block.compress(image, mode="high_compression", compression=12, store_size=True)
+    if name.endswith(".ptx"):
+        return f"{name}.zst", zstandard.ZstdCompressor(level=19).compress(image)
+    return f"{name}.lz4", lz4.block.compress(image, mode="high_compression", compression=12, store_size=True)
 
 
 def digest(chunks):

@@ -6,7 +6,7 @@ macro_rules! modules {
     ($($name:ident $file:literal;)+) => {$(
         #[doc = concat!("`kernels/", $file, ".cu`")]
         pub(crate) static $name: gpu_pool::Module = gpu_pool::extend::train::module(
-            include_bytes!(concat!("../kernels/ptx/", $file, ".ptx.lz4")),
+            include_bytes!(concat!("../kernels/ptx/", $file, ".ptx.zst")),
             &[
                 (80, include_bytes!(concat!("../kernels/ptx/", $file, ".sm_80.cubin.lz4"))),
                 (90, include_bytes!(concat!("../kernels/ptx/", $file, ".sm_90.cubin.lz4"))),

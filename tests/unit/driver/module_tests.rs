@@ -1,16 +1,18 @@
 use super::*;
+use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
 #[test]
 fn images_are_unpacked_and_end_with_a_nul() {
     for text in [&b""[..], b"12345678", b".version 7.5\n.target sm_75\n.version 7.5\n.target sm_75\n"] {
         let packed = block::compress_prepend_size(text);
-        for (image, packed) in [(text, false), (&packed[..], true)] {
+        let frame = compress_to_vec(text, CompressionLevel::Fastest);
+        for (image, packed) in [(text, false), (&packed[..], true), (&frame[..], true)] {
             let words = unpack(image, packed).unwrap();
             let bytes = bytemuck::cast_slice::<u64, u8>(&words);
             assert!(bytes.starts_with(text) && bytes[text.len()..].iter().all(|byte| *byte == 0));
             assert!(bytes.len() > text.len());
         }
-        for damaged in [&packed[..packed.len() - 1], &packed[..3]] {
+        for damaged in [&packed[..packed.len() - 1], &packed[..3], &frame[..frame.len() - 1], &frame[..5]] {
             assert!(unpack(damaged, true).unwrap_err().contains("damaged"), "{damaged:?}");
         }
     }
