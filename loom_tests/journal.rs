@@ -15,8 +15,8 @@ struct Watched {
     places: Vec<AtomicU64>,
     read: [AtomicU64; 2],
     bells: [AtomicU32; 2],
-    /// The system's part: it compares the word and sleeps in one step.
-    system: (Mutex<()>, Condvar),
+    /// The system's part: it compares the word and sleeps in one step. How many calls to wake do not come to it.
+    system: (Mutex<usize>, Condvar),
     slots: [Vec<UnsafeCell<u8>>; 2],
 }
 
@@ -30,7 +30,7 @@ fn memory(slots: usize) -> Arc<Watched> {
         places: (0..places(2, slots)).map(|_| AtomicU64::new(0)).collect(),
         read: [(); 2].map(|()| AtomicU64::new(0)),
         bells: [(); 2].map(|()| AtomicU32::new(0)),
-        system: (Mutex::new(()), Condvar::new()),
+        system: Default::default(),
         slots: [(); 2].map(|()| (0..slots).map(|_| UnsafeCell::new(0)).collect()),
     })
 }
@@ -65,8 +65,11 @@ unsafe impl Memory for Arc<Watched> {
     }
 
     fn wake(&self, _: &AtomicU32) {
-        let _system = self.system.0.lock();
-        self.system.1.notify_all();
+        let mut lost = self.system.0.lock();
+        match lost.checked_sub(1) {
+            Some(fewer) => *lost = fewer,
+            None => self.system.1.notify_all(),
+        }
     }
 
     unsafe fn copy_in(&self, process: usize, slot: usize, bytes: &[u8]) {
@@ -154,6 +157,27 @@ fn a_place_is_used_again_when_all_have_read_it() {
     });
 }
 
+/// A process appends its first record after all others have read a whole ring of another one's. By its reader's count
+/// it knows that the places were taken, and must see so in the words: else it skips a free one.
+#[test]
+fn a_late_writer_leaves_no_gap() {
+    check(|| {
+        let memory = memory(1);
+        let shared = Arc::new(memory.clone());
+        let writing = spawn(&shared, |memory| Writer::new(memory.clone(), 0).append(&[1]));
+        let other = spawn(&shared, |memory| {
+            let (mut writer, mut reader) = (Writer::new(memory.clone(), 1), Reader::new(memory.clone(), 1));
+            let written = (2..=3).filter(|n| writer.append(&[*n]) && reader.read().unwrap().is_some()).count();
+            (written, reader)
+        });
+        let mut reader = Reader::new(memory.clone(), 0);
+        let mut read = all(&mut reader).len() + all(&mut reader).len();
+        let (own, (theirs, _)) = (writing.join().unwrap(), other.join().unwrap());
+        read += all(&mut reader).len();
+        assert_eq!(read, usize::from(own) + theirs, "no record is behind a gap");
+    });
+}
+
 /// What one process has found.
 struct Host {
     reader: Mutex<Reader<Arc<Watched>>>,
@@ -167,13 +191,24 @@ impl Host {
         *self.found.0.lock() += count;
         self.found.1.notify_all();
     }
+
+    fn await_records(&self, count: usize) {
+        let mut found = self.found.0.lock();
+        while *found < count {
+            self.found.1.wait(&mut found);
+        }
+    }
+}
+
+fn host(memory: &Arc<Watched>) -> Arc<Host> {
+    let (reader, bell) = (Reader::new(memory.clone(), 1), Bell::new(memory.clone(), 1));
+    Arc::new(Host { reader: Mutex::new(reader), bell, found: Default::default() })
 }
 
 /// A thread waits for the one that sleeps, while another process tells something. `looks`: first it looks by itself.
 fn is_woken(looks: bool) {
     let memory = memory(2);
-    let (reader, bell) = (Reader::new(memory.clone(), 1), Bell::new(memory.clone(), 1));
-    let host = Arc::new(Host { reader: Mutex::new(reader), bell, found: Default::default() });
+    let host = host(&memory);
     let sleeping = spawn(&host, |host| while host.bell.sleep(|| host.look()) {});
     let telling = spawn(&Arc::new(memory), |memory| {
         assert!(Writer::new(memory.clone(), 0).append(&[7]));
@@ -185,11 +220,7 @@ fn is_woken(looks: bool) {
     }
     host.bell.change(-isize::from(looks), 1);
     host.look();
-    let mut found = host.found.0.lock();
-    while *found == 0 {
-        host.found.1.wait(&mut found);
-    }
-    drop(found);
+    host.await_records(1);
     host.bell.change(0, -1);
     host.bell.close();
     telling.join().unwrap();
@@ -205,6 +236,27 @@ fn who_waits_is_woken() {
 #[test]
 fn who_looks_no_more_is_woken() {
     check_within(2, || is_woken(true));
+}
+
+/// A process is killed after it has changed the word of a sleeping one, and before it wakes it. Then the loss is told.
+#[test]
+fn an_urgent_record_wakes_whom_a_killed_process_has_not_woken() {
+    check(|| {
+        let memory = memory(2);
+        let host = host(&memory);
+        host.bell.change(0, 1);
+        let sleeping = spawn(&host, |host| while host.bell.sleep(|| host.look()) {});
+        let (mut writer, bell) = (Writer::new(memory.clone(), 0), Bell::new(memory.clone(), 0));
+        for killed in [true, false] {
+            *memory.system.0.lock() = usize::from(killed);
+            assert!(writer.append(&[7]));
+            bell.ring(!killed);
+        }
+        *memory.system.0.lock() = 0;
+        host.await_records(2);
+        host.bell.close();
+        sleeping.join().unwrap();
+    });
 }
 
 #[test]

@@ -47,7 +47,9 @@ pub const TEETH: &[Tooth] = teeth! {
     journal all_read_in_one_order: Race ["journal.place.set" "journal.place.load" "journal.takes_its_place_first"];
     journal a_slot_is_used_again_when_all_have_read_it: Race ["journal.read.store" "journal.read.load"
         "journal.counts_before_reading"];
+    journal a_late_writer_leaves_no_gap: Assertion ["journal.own_read.load"];
     journal who_waits_is_woken: Deadlock ["journal.bell.fence" "journal.ring.fence"];
+    journal an_urgent_record_wakes_whom_a_killed_process_has_not_woken: Deadlock ["journal.rings_once"];
     publication data_follows_its_descriptor_there_and_back: Race ["ring.tail.store" "ring.tail.load"]
         Deadlock ["event.notify.fence" "event.wait.fence"];
     publication room_is_told_too: Deadlock ["event.notify_all.fence" "model.publication.room_is_not_told"];

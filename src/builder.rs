@@ -14,7 +14,7 @@ mod ways;
 use crate::{
     collective::{Algorithm, ReduceOrder, Transfer, transfer},
     driver::{DriverRef, FaultKind, Observer, host, module::Module, observe},
-    error::{Error, Result, op_site::OpSite},
+    error::{Error, Result, UnknownName, op_site::OpSite},
     fabric::{Codecs, processes::Connect},
     memory::{BackingChoice, cache::Settings},
     pool::GpuPool,
@@ -37,16 +37,16 @@ pub enum Backend {
 }
 
 impl FromStr for Backend {
-    type Err = String;
+    type Err = UnknownName;
 
-    fn from_str(name: &str) -> Result<Self, String> {
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
         let backend = match name.split_once(':') {
             None if name == "cuda" => Some(Backend::Cuda),
             None if name == "host" => Some(Backend::Host(DEFAULT_SOFTWARE_GPUS)),
             Some(("host", count)) => count.parse().ok().map(Backend::Host),
             _ => None,
         };
-        backend.ok_or_else(|| format!("{name:?} is no backend: cuda, host or host:8"))
+        backend.ok_or_else(|| UnknownName::new(name, "backend", "cuda, host or host:8"))
     }
 }
 
@@ -131,7 +131,8 @@ setters! { Builder;
     /// Shares by measured speed: when the pool is built, each device streams through 64 MB a few times.
     pub fn weights_measured(self) { self.weights = Weights::Measured; }
 
-    /// Device code to load on every device when the pool is built. The crate's own kernels are always loaded.
+    /// Device code to load on every device when the pool is built. Most of the crate's own kernels are loaded
+    /// then, too; the others at their first launch.
     pub fn module(self, module: &'static Module) { self.modules.push(module); }
 
     /// The memory of each software GPU, in bytes (default 4 GiB). It uses host memory only for pages that are touched.

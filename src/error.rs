@@ -8,6 +8,7 @@ pub(crate) mod out_of_memory;
 pub(crate) mod site;
 pub(crate) mod site_id;
 pub(crate) mod units;
+mod unknown_name;
 
 pub use crate::token::DeviceThreadOnly;
 use crate::{contain::text_of, here};
@@ -21,6 +22,7 @@ pub(crate) use out_of_memory::BookedJob;
 use out_of_memory::{Indented, OutOfMemoryReport};
 pub(crate) use site_id::{OpId, SiteId};
 use std::{error::Error as StdError, fmt, panic::Location, sync::Arc, time::Duration};
+pub use unknown_name::UnknownName;
 
 /// `Result` with this crate's [`Error`] as the default error type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

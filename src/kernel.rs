@@ -140,16 +140,11 @@ buffer_args! {
 /// A kernel's parameters: a tuple of up to twelve [`Param`]s.
 pub trait Signature: 'static {}
 
-/// A function, or closure without captures, that computes a whole launch on a software GPU.
-pub trait HostFn<S: Signature>: Copy + Send + Sync + 'static {
+/// A function, or closure without captures, that computes a whole launch on a software GPU; or, if it returns a `Poll`,
+/// that makes one attempt of a kernel that may have to wait. `Pending` asks for another attempt.
+pub trait HostFn<S: Signature, R = ()>: Copy + Send + Sync + 'static {
     #[doc(hidden)]
-    unsafe fn call(self, dims: LaunchDims, args: &[HostArg]);
-}
-
-/// As [`HostFn`], for one attempt of a kernel that may have to wait. `Pending` asks for another attempt.
-pub trait HostAttempt<S: Signature>: Copy + Send + Sync + 'static {
-    #[doc(hidden)]
-    unsafe fn call(self, dims: LaunchDims, args: &[HostArg]) -> Poll<()>;
+    unsafe fn call(self, dims: LaunchDims, args: &[HostArg]) -> R;
 }
 
 #[doc(hidden)]
@@ -169,21 +164,11 @@ macro_rules! tuple {
     ($(($P:ident $A:ident $i:tt))+) => {
         impl<$($P: Param),+> Signature for ($($P,)+) {}
 
-        impl<Func, $($P: Param),+> HostFn<($($P,)+)> for Func
+        impl<Func, R, $($P: Param),+> HostFn<($($P,)+), R> for Func
         where
-            Func: for<'a> Fn(LaunchDims, $($P::Host<'a>),+) + Copy + Send + Sync + 'static,
+            Func: for<'a> Fn(LaunchDims, $($P::Host<'a>),+) -> R + Copy + Send + Sync + 'static,
         {
-            unsafe fn call(self, dims: LaunchDims, args: &[HostArg]) {
-                // SAFETY: the caller passes the arguments that `Args` packed for this very signature.
-                self(dims, $(unsafe { $P::host(&args[$i]) }),+)
-            }
-        }
-
-        impl<Func, $($P: Param),+> HostAttempt<($($P,)+)> for Func
-        where
-            Func: for<'a> Fn(LaunchDims, $($P::Host<'a>),+) -> Poll<()> + Copy + Send + Sync + 'static,
-        {
-            unsafe fn call(self, dims: LaunchDims, args: &[HostArg]) -> Poll<()> {
+            unsafe fn call(self, dims: LaunchDims, args: &[HostArg]) -> R {
                 // SAFETY: the caller passes the arguments that `Args` packed for this very signature.
                 self(dims, $(unsafe { $P::host(&args[$i]) }),+)
             }
@@ -225,7 +210,7 @@ unsafe fn trampoline<S: Signature, H: HostFn<S>>(dims: LaunchDims, args: &[HostA
     unsafe { host.call(dims, args) }
 }
 
-unsafe fn attempt<S: Signature, H: HostAttempt<S>>(dims: LaunchDims, args: &[HostArg]) {
+unsafe fn attempt<S: Signature, H: HostFn<S, Poll<()>>>(dims: LaunchDims, args: &[HostArg]) {
     // SAFETY: `Kernel::resumable` was called with a value of `H`.
     let host: H = unsafe { conjure() };
     // SAFETY: the caller's promise.
@@ -263,7 +248,7 @@ impl<S: Signature> Kernel<S> {
     ///
     /// A checker cannot tell such a word from other memory, so it reports the wait and the
     /// write as a race. Run programs with spinning kernels with `Check::Off`.
-    pub const fn resumable<H: HostAttempt<S>>(module: &'static Module, name: &'static str, host: H) -> Self {
+    pub const fn resumable<H: HostFn<S, Poll<()>>>(module: &'static Module, name: &'static str, host: H) -> Self {
         let _ = host;
         Kernel { module, name, host: Some(attempt::<S, H>), signature: PhantomData }
     }

@@ -183,7 +183,8 @@ impl Device {
         Ok(out)
     }
 
-    /// A copy in another floating-point type, rounded to nearest.
+    /// A copy in another type, by the rules of `as`: to a floating-point type rounded to nearest; from there to an
+    /// integer cut towards zero and saturated, NaN is 0; between integers the low bits.
     ///
     /// ```
     /// # gpu_pool::extend::example(|dev| {

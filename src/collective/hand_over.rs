@@ -216,9 +216,7 @@ impl Group<'_> {
         }
         self.dev.not_in_graph_at(call.site, call.op)
     }
-}
 
-impl Group<'_> {
     pub(super) fn send_across(&self, call: (&Call, Label), message: &Outgoing, to: usize) -> Result<()> {
         self.door().expect("it spans processes").send(self, call, message, to)
     }

@@ -154,9 +154,7 @@ impl Group<'_> {
         let shape = Shape::AllGather { counts: self.check_counts(name, counts)?.even(), in_place: true };
         self.run(in_place(Call::new(name).elements(T::DTYPE, x.len()).counts(counts).from(origin), None, shape, x))
     }
-}
 
-impl Group<'_> {
     /// The kernel that carries these rows out at once, and its function: no module is loaded while peers' kernels wait.
     /// None where it does not fit: then it does not on any member.
     pub(crate) fn norm_in_one(&self, rows: Rows) -> Result<Option<(NormKernel, RawFunction)>> {

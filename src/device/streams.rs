@@ -45,9 +45,7 @@ impl Device {
         idle.map_err(|e| if matches!(e, Error::Timeout { .. }) { self.check().err().unwrap_or(e) } else { e })?;
         self.check()
     }
-}
 
-impl Device {
     /// Records an event: it marks this point in the current stream's work.
     ///
     /// # Errors
@@ -85,9 +83,7 @@ impl Device {
         self.check()?;
         Event::record(&self.stream, op, timed)
     }
-}
 
-impl Device {
     /// Runs `f`, which may make driver calls that wait for running kernels: calls that allocate, free, map or register
     /// memory, load modules, instantiate graphs, or set up cuBLAS or cuDNN.
     ///

@@ -99,7 +99,8 @@ pub struct ModuleImage {
     pub ptx: Option<&'static [u8]>,
     /// `(compute capability as 10 * major + minor, image)`.
     pub cubins: &'static [(u32, &'static [u8])],
-    /// Whether PTX and cubins are LZ4 blocks, each after its unpacked size (32 bits, little-endian).
+    /// Whether PTX and cubins are packed: PTX by Zstandard, a cubin as an LZ4 block after its unpacked size (32 bits,
+    /// little-endian).
     pub packed: bool,
     /// CUDA C++ source for NVRTC.
     pub source: Option<&'static str>,

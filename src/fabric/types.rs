@@ -1,6 +1,6 @@
 //! The public types of collectives: element types, reductions, algorithms and the order of sums. Plain data.
 
-use crate::memory::DeviceCopy;
+use crate::{error::UnknownName, memory::DeviceCopy};
 use std::fmt;
 
 /// How elements of different devices are combined.
@@ -193,13 +193,14 @@ pub enum Algorithm {
 }
 
 impl std::str::FromStr for Algorithm {
-    type Err = String;
+    type Err = UnknownName;
 
-    fn from_str(name: &str) -> Result<Self, String> {
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
         use Algorithm::*;
         let mut all = [Auto, Direct, Inbox, Exchange, Copies, Staged, Host, Ring].into_iter();
-        let none = || format!("{name:?} is no algorithm: auto, direct, inbox, exchange, copies, staged, host or ring");
-        all.find(|it| format!("{it:?}").to_lowercase() == name).ok_or_else(none)
+        let names = "auto, direct, inbox, exchange, copies, staged, host or ring";
+        let named = all.find(|it| format!("{it:?}").to_lowercase() == name);
+        named.ok_or_else(|| UnknownName::new(name, "algorithm", names))
     }
 }
 

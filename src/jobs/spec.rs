@@ -114,9 +114,9 @@ setters! { JobSpec<'_, K> [K];
     /// A name for spans, and for the reports of jobs that run out of memory.
     pub fn name(self, name: impl Into<String>) { self.name = Some(name.into().into_boxed_str()); }
 
-    /// Books so many bytes on each of its devices before it begins, until it is over. A device gives out its memory, or
-    /// the pool's [limit](crate::Builder::memory_limit), less the memory of buffers when it had no job. Without a
-    /// number a job begins when memory is left that is not booked.
+    /// Books so many bytes on each of its devices before it begins, until it is over. Beside other jobs it begins only
+    /// if they fit what is left of the device's memory or the pool's [limit](crate::Builder::memory_limit), less the
+    /// memory of buffers when the device had no job; without a number, if anything is left. Alone it begins always.
     pub fn memory(self, bytes: u64) { self.need.bytes = bytes; }
 
     /// Runs on this device only (its ordinal in the pool).

@@ -108,9 +108,7 @@ impl Group<'_> {
         };
         Ok(Explanation { rails: Some(rails), ..inside(found.inner, &found.scatter) })
     }
-}
 
-impl Group<'_> {
     /// How an `all_reduce_norm` of `gpu-pool-train` of `rows` rows of `cols` elements is carried out on this
     /// group: by one kernel (then the reason begins with these words), or by three calls; then it is the answer of
     /// [`explain`](Self::explain) for the sum. It needs no meeting: a member may ask alone.

@@ -110,8 +110,9 @@ impl<M: Memory> Writer<M> {
         if !flag("journal.takes_its_place_first") {
             fill();
         }
-        // What was read was taken. (A process that has left counts no more.)
-        self.next = self.next.max(self.memory.read(self.own).load(Relaxed).wrapping_add(1).saturating_sub(1));
+        // What was read was taken, and the words below say so. (A process that has left counts no more.)
+        let read = self.memory.read(self.own).load(ord("journal.own_read.load", Acquire));
+        self.next = self.next.max(read.wrapping_add(1).saturating_sub(1));
         loop {
             let word = self.memory.place(self.next as usize % ring);
             let (now, set) = (word.load(Relaxed), ord("journal.place.set", Release));
@@ -193,6 +194,8 @@ impl<M: Memory> Reader<M> {
 const LOOKS: u32 = 0;
 const IDLE: u32 = 1;
 const WAITS: u32 = 2;
+/// A writer has changed the word and wakes the process, if it is not killed before that.
+const RUNG: u32 = 3;
 const LEVEL: u32 = 3;
 
 fn changed(word: u32, level: u32) -> u32 {
@@ -249,13 +252,15 @@ impl<M: Memory> Bell<M> {
     }
 
     /// Wakes processes that must hear of appended records; this one for urgent ones only: the caller may read others.
+    /// An urgent ring also wakes those whose last ringer was killed.
     pub fn ring(&self, urgent: bool) {
         fence_at("journal.ring.fence", SeqCst);
         for process in (0..self.memory.processes()).filter(|process| urgent || *process != self.own) {
             let bell = self.memory.bell(process);
             let now = bell.load(Relaxed);
             let hears = now & LEVEL == WAITS || urgent && now & LEVEL != LOOKS;
-            if hears && bell.compare_exchange(now, changed(now, LOOKS), Relaxed, Relaxed).is_ok() {
+            let level = if flag("journal.rings_once") { LOOKS } else { RUNG };
+            if hears && bell.compare_exchange(now, changed(now, level), Relaxed, Relaxed).is_ok() {
                 self.memory.wake(bell);
             }
         }

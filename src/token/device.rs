@@ -165,15 +165,11 @@ impl Device {
     pub fn cancelled(&self) -> bool {
         self.session.gang.is_aborted()
     }
-}
 
-impl Device {
     pub(crate) fn waiter(&self) -> Waiter<'_> {
         Waiter { worker: &self.worker, gang: &self.session.gang, rank: self.rank() }
     }
-}
 
-impl Device {
     /// This device, working on `stream`.
     pub fn on<'a>(&'a self, stream: &'a Stream) -> OnStream<'a> {
         self.with(stream.core.clone(), self.ordered)

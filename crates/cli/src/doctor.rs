@@ -18,8 +18,9 @@ use gpu_pool::{Error, GpuPool, extend::cli};
 use report::{Level, Line};
 use serde::Serialize;
 use std::{
+    mem,
     process::ExitCode,
-    sync::mpsc::{self, RecvTimeoutError},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
 };
@@ -27,7 +28,7 @@ use system::{Machine, System};
 
 /// A wait of a proof.
 const DEADLINE: Duration = Duration::from_secs(2);
-/// All of the GPUs' part.
+/// Each step of the GPUs' part: NVML, the pool, the proof.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Looks at driver, GPUs, links, limits, libraries and variables. Each pair of GPUs exchanges data, which is checked.
@@ -50,11 +51,13 @@ struct Report<'a> {
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let start = Instant::now();
-    let (done, answer) = mpsc::channel();
+    let (steps, answers) = mpsc::channel();
     let started = thread::Builder::new().name("gpu-pool:doctor".to_owned()).spawn(move || {
         let mut lines = Vec::new();
-        hardware(&Machine, &mut lines);
-        let _ = done.send(lines);
+        // The other thread has given up, or ends in its own way.
+        let tell = |lines: &mut Vec<Line>| drop(steps.send((mem::take(lines), false)));
+        hardware(&Machine, &mut lines, &tell);
+        let _ = steps.send((lines, true));
     });
     started.map_err(|error| error.to_string())?;
     let mut lines = Vec::new();
@@ -64,19 +67,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     host::libraries(&libraries, &mut lines);
     let value = |name: &str| cli::variable(name).map(|value| value.to_string_lossy().into_owned());
     host::variables(&cli::unknown_variables().collect::<Vec<_>>(), &value, &mut lines);
-    lines.splice(
-        0..0,
-        answer.recv_timeout(LIMIT).unwrap_or_else(|why| {
-            let (text, help) = match why {
-                RecvTimeoutError::Timeout => (
-                    format!("no answer for {} s: a call of the driver hangs", LIMIT.as_secs()),
-                    "see `dmesg | grep -i nvrm`; a reset of the GPU or a reboot may help",
-                ),
-                RecvTimeoutError::Disconnected => ("the look at it panicked".to_owned(), "stderr says why"),
-            };
-            vec![Line::wrong("driver", text, help)]
-        }),
-    );
+    lines.splice(0..0, received(&answers, LIMIT));
     let ok = lines.iter().all(|line| line.level != Level::Wrong);
     let seconds = start.elapsed().as_secs_f64();
     if arguments.json {
@@ -90,8 +81,31 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The GPUs, or the software GPUs that work without them.
-fn hardware(system: &(dyn System + Sync), lines: &mut Vec<Line>) {
+/// The lines of all steps. When one takes longer than the limit, the lines of those before, and one that says so.
+fn received(answers: &Receiver<(Vec<Line>, bool)>, limit: Duration) -> Vec<Line> {
+    let mut lines = Vec::new();
+    loop {
+        let (text, help) = match answers.recv_timeout(limit) {
+            Ok((mut more, last)) => {
+                lines.append(&mut more);
+                if last {
+                    return lines;
+                }
+                continue;
+            }
+            Err(RecvTimeoutError::Timeout) => (
+                format!("no answer for {} s: a call of the driver hangs", limit.as_secs()),
+                "see `dmesg | grep -i nvrm`; a reset of the GPU or a reboot may help",
+            ),
+            Err(RecvTimeoutError::Disconnected) => ("the look at it panicked".to_owned(), "stderr says why"),
+        };
+        lines.push(Line::wrong("driver", text, help));
+        return lines;
+    }
+}
+
+/// The GPUs, or the software GPUs that work without them. Tells the lines of each step.
+fn hardware(system: &(dyn System + Sync), lines: &mut Vec<Line>, tell: &dyn Fn(&mut Vec<Line>)) {
     #[cfg(feature = "cuda")]
     let nvml = nvml::open();
     #[cfg(feature = "cuda")]
@@ -105,6 +119,7 @@ fn hardware(system: &(dyn System + Sync), lines: &mut Vec<Line>) {
         Err(_) if system.names("/proc/driver/nvidia/gpus").is_empty() => {}
         Err(why) => lines.push(Line::note("NVML", format!("not found: {why}"), "nothing is known of the GPUs' health")),
     }
+    tell(lines);
     let pool = match GpuPool::builder().timeout(DEADLINE).build() {
         Ok(pool) if pool.report().devices[0].pci_bus_id.is_empty() => return software(system, pool, lines),
         Ok(pool) => pool,
@@ -125,6 +140,7 @@ fn hardware(system: &(dyn System + Sync), lines: &mut Vec<Line>) {
     let placed: Vec<_> = buses.iter().enumerate().map(|(gpu, bus)| (bus.clone(), cpus(gpu))).collect();
     host::numa(system, &placed, lines);
     host::pcie(system, &buses, lines);
+    tell(lines);
     proof::all(&pool, lines);
 }
 

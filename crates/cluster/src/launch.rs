@@ -256,6 +256,17 @@ fn tasks_of(text: &str, node: usize) -> Option<usize> {
     None
 }
 
+/// Whether processes of one machine meet by rank 0, as others do.
+pub(super) fn meets_by_hub(variables: Read<'_>) -> Result<bool> {
+    match Variables(variables).text("GPU_POOL_MEETING")?.as_deref() {
+        None | Some("auto") => Ok(false),
+        Some("hub") => Ok(true),
+        Some(text) => {
+            Err(wrong(format!("GPU_POOL_MEETING is `{text}`, which is not understood; expected auto or hub")))
+        }
+    }
+}
+
 #[cfg(test)]
 #[path = "../tests/unit/launch_tests.rs"]
 mod tests;

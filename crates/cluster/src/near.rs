@@ -21,7 +21,7 @@ use super::hub::{Hub, Limits};
 use super::transport::shm::{Shared, pass_on};
 use super::wire::{self, Arrive, Record, ToHost, ToHub};
 use super::world::{Local, Near};
-use super::{connect, socket};
+use super::{connect, launch, socket};
 use crate::runtime::sync::journal::{Bell, Mapped, Reader, Writer};
 use crate::runtime::variables;
 use gpu_pool::{Result, event};
@@ -68,7 +68,7 @@ impl Drop for End {
 /// Opens the journal, if all processes share kernel, names of sockets and user. All call it at about the same time.
 pub(super) fn open(control: &Control, local: &Arc<Local>, limits: Limits) -> Result<Option<End>> {
     let (host, size) = (control.host, control.size());
-    let by_hub = variables::os("GPU_POOL_MEETING").is_some_and(|way| way == "hub");
+    let by_hub = launch::meets_by_hub(&variables::text)?;
     let own = ((2..=MOST).contains(&size) && !by_hub).then(|| Shared::new(Mapped::size(size, SLOTS)));
     let own =
         own.and_then(|own| own.map_err(|why| event!(warn, "meeting_by_hub", "processes meet by rank 0: {why}")).ok());

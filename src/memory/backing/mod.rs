@@ -36,7 +36,10 @@ pub(crate) use open::open;
 pub(crate) use region::ChunkKind;
 pub use region::Region;
 
-use crate::driver::{Address, DriverRef, DriverResult, Fault, RawStream};
+use crate::{
+    driver::{Address, DriverRef, DriverResult, Fault, RawStream},
+    error::UnknownName,
+};
 use smallvec::SmallVec;
 use std::{ops::Range, str::FromStr, sync::Arc};
 
@@ -111,14 +114,14 @@ pub enum BackingChoice {
 }
 
 impl FromStr for BackingChoice {
-    type Err = String;
+    type Err = UnknownName;
 
-    fn from_str(name: &str) -> Result<Self, String> {
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
         match name {
             "auto" => Ok(BackingChoice::Auto),
             "vmm" => Ok(BackingChoice::Vmm),
             "malloc" => Ok(BackingChoice::Malloc),
-            _ => Err(format!("{name:?} is no kind of memory: auto, vmm or malloc")),
+            _ => Err(UnknownName::new(name, "kind of memory", "auto, vmm or malloc")),
         }
     }
 }

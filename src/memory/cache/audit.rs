@@ -184,9 +184,7 @@ impl Cache {
         }
         mem::take(&mut audit.held)
     }
-}
 
-impl Cache {
     /// Fills the red zone of a page-locked block that nothing uses any more.
     pub(crate) fn lay_zone_here(&mut self, block: &Block) {
         let Some(audit) = &mut self.audit else { return };

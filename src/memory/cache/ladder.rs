@@ -102,9 +102,7 @@ impl Cache {
         }
         Err(self.out_of_memory_report(request, vec!["the callback asked for more attempts than it gets"]).into_error())
     }
-}
 
-impl Cache {
     fn is_fatal(&self, error: &Error) -> bool {
         let own = self.handle.device;
         matches!(error, Error::DeviceLost { device, .. } if *device == own) || matches!(error, Error::Misuse { .. })

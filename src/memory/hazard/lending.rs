@@ -26,9 +26,7 @@ impl Lending {
             Lent::Writer => true,
         }
     }
-}
 
-impl Lending {
     /// Of memory that this process may only read.
     pub fn read_only() -> Self {
         Lending(Mutex::new(Lent::Readers(1)))

@@ -2,13 +2,13 @@
 
 use super::{
     gpus::{self, Driver, Health},
-    host, proof,
+    host, proof, received,
     report::{Level, Line},
     system::System,
 };
 use gpu_pool::GpuPool;
 use gpu_pool_lab::{FaultPlan, prelude::*};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::mpsc, time::Duration};
 
 /// A tree of files; a link is a file with the path where it leads.
 #[derive(Default)]
@@ -196,6 +196,20 @@ fn software_gpus_pass_the_proof() {
     let lines = lines(|lines| proof::all(&pool, lines));
     assert_eq!(found(&lines), [(Level::Ok, "page-locked"), (Level::Ok, "proof")]);
     assert!(lines[1].text.starts_with("6 ordered pairs"), "{}", lines[1]);
+}
+
+/// The lines of the steps before the one that hangs say what works.
+#[test]
+fn a_step_that_hangs_hides_no_other() {
+    for (hangs, last) in [(true, "no answer for 0 s"), (false, "panicked")] {
+        let (steps, answers) = mpsc::channel();
+        steps.send((vec![Line::ok("NVML", "found")], false)).unwrap();
+        let kept = hangs.then_some(steps);
+        let lines = received(&answers, Duration::ZERO);
+        drop(kept);
+        assert_eq!(found(&lines), [(Level::Ok, "NVML"), (Level::Wrong, "driver")]);
+        assert!(lines[1].text.contains(last), "{}", lines[1]);
+    }
 }
 
 /// The proof finds a link that lies from some copy on; the probe at the build finds one that always lies.

@@ -101,8 +101,9 @@ pub enum Check {
     ///
     /// A buffer counts as dropped when its device's thread has seen the drop. Buffers that outlive their pool, and
     /// managed memory ([`UnifiedBuffer`](gpu_pool::memory::UnifiedBuffer)), are not checked. If operations run one at a
-    /// time, neither are buffers that other devices have used or other threads have dropped, since that would depend on
-    /// time. In addition to the costs of `Races`, each buffer costs the memory of the red zone, two fills and a copy.
+    /// time, neither are buffers that other devices have used, and buffers that other threads have dropped only when
+    /// the pool is closed: else it would depend on time. In addition to the costs of `Races`, each buffer costs the
+    /// memory of the red zone, two fills and a copy.
     Memory,
 }
 
