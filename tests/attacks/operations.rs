@@ -137,10 +137,15 @@ fn a_scope_behind_a_stuck_one_times_out_while_other_devices_work() {
             .timeout(Duration::from_millis(600))
             .build()
             .unwrap();
-        let (release, held) = mpsc::channel::<()>();
+        let ((release, held), (tell, told)) = (mpsc::channel::<()>(), mpsc::channel());
         let held = std::sync::Mutex::new(held);
         thread::scope(|s| {
-            let stuck = s.spawn(|| pool.on(&[0]).run(|_, _| Ok(held.lock().unwrap().recv().is_ok())));
+            let stuck = s.spawn(|| {
+                pool.on(&[0]).run(|_, _| {
+                    tell.send(()).unwrap();
+                    Ok(held.lock().unwrap().recv().is_ok())
+                })
+            });
             let stop = std::sync::Arc::new(std::sync::Mutex::new(false));
             let busy = s.spawn({
                 let (stop, pool) = (stop.clone(), &pool);
@@ -151,7 +156,7 @@ fn a_scope_behind_a_stuck_one_times_out_while_other_devices_work() {
                     }
                 }
             });
-            thread::sleep(Duration::from_millis(50));
+            told.recv().unwrap();
             let error = pool.on(&[0]).run(|_, _| Ok(())).unwrap_err();
             *stop.lock().unwrap() = true;
             release.send(()).unwrap();

@@ -20,7 +20,7 @@ on_both! {
     // jax#38503, nccl#2353: hangs without a word. Here: who is missing, and the pool works again.
     2: fn a_member_that_never_comes_is_named(gpus) {
         let n = gpus.up_to(3);
-        let pool = gpus.builder(n).timeout(Duration::from_millis(300)).build().unwrap();
+        let pool = gpus.builder(n).timeout(Duration::from_secs(1)).build().unwrap();
         for _ in 0..2 {
             let error = failure(pool.run(|dev, _| {
                 if dev.index() == 1 {
@@ -37,7 +37,7 @@ on_both! {
     // A closure that is stuck in something of the host: the others do not wait for its end, and know where it was last.
     2: fn a_member_stuck_in_a_channel_is_named_while_it_is_stuck(gpus) {
         let n = gpus.up_to(3);
-        let pool = gpus.builder(n).timeout(Duration::from_millis(200)).build().unwrap();
+        let pool = gpus.builder(n).timeout(Duration::from_secs(1)).build().unwrap();
         let ((release, released), (tell, told)) = (channel::<()>(), channel());
         let released = Mutex::new(released);
         let others = thread::spawn(move || {
@@ -73,7 +73,7 @@ on_both! {
 
     // A thread that a closure starts is no device thread, so this cannot be refused; but it comes to an end.
     1: fn a_scope_that_waits_for_itself_in_a_roundabout_way_is_a_timeout(gpus) {
-        let pool = gpus.builder(1).timeout(Duration::from_millis(200)).build().unwrap();
+        let pool = gpus.builder(1).timeout(Duration::from_secs(1)).build().unwrap();
         let error = failure(pool.run(|_, _| {
             thread::scope(|s| s.spawn(|| pool.run(|_, _| Ok(()))).join()).expect("it does not panic").map(drop)
         }));
@@ -86,7 +86,7 @@ on_both! {
 #[test]
 fn a_queued_scope_is_withdrawn_when_its_devices_make_no_progress() {
     guarded(|| {
-        let pool = support::builder().host(2).timeout(Duration::from_millis(200)).build().unwrap();
+        let pool = support::builder().host(2).timeout(Duration::from_secs(1)).build().unwrap();
         let (inside, withdrawn) = (AtomicBool::new(false), AtomicBool::new(false));
         thread::scope(|s| {
             let blocker = s.spawn(|| {

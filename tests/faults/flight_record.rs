@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-const DEADLINE: Duration = Duration::from_millis(200);
+const DEADLINE: Duration = Duration::from_secs(1);
 
 fn folder(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("gpu-pool-record-{}-{name}", std::process::id()));

@@ -83,7 +83,7 @@ on_both! {
             return; // Nothing can hold a GPU for longer than the deadline and then let go of it.
         }
         on_backings(|backing| {
-            let pool = &limited(gpus, 1, backing, 16 * MIB).timeout(Duration::from_millis(50)).build().unwrap();
+            let pool = &limited(gpus, 1, backing, 16 * MIB).timeout(Duration::from_secs(2)).build().unwrap();
             pool.run(|dev, _| {
                 let gate = Gate::new(gpus);
                 let side = dev.stream()?;

@@ -8,7 +8,7 @@ use gpu_pool_lab::prelude::*;
 use std::{
     env,
     fmt::Debug,
-    process::Command,
+    process::{Command, Stdio},
     sync::{
         LazyLock, Mutex,
         mpsc::{RecvTimeoutError, channel},
@@ -228,11 +228,13 @@ pub fn again(tests: &[&str], task: &str) -> Command {
     command
 }
 
-/// Runs one test of this binary in a process of its own, which must succeed.
+/// Runs one test of this binary in a process of its own, which must succeed and have run it.
 #[track_caller]
 pub fn in_a_process(test: &str, task: &str) {
     let start = Instant::now();
-    let mut process = again(&[test], task).spawn().unwrap();
+    let mut process = again(&[test], task).stdout(Stdio::piped()).spawn().unwrap();
+    let printed = process.stdout.take().unwrap();
+    let printed = thread::spawn(|| std::io::read_to_string(printed));
     let status = loop {
         if let Some(status) = process.try_wait().unwrap() {
             break status;
@@ -243,7 +245,8 @@ pub fn in_a_process(test: &str, task: &str) {
         }
         thread::sleep(Duration::from_millis(10));
     };
-    assert!(status.success(), "{task}: {status}");
+    let printed = printed.join().unwrap().unwrap();
+    assert!(status.success() && printed.contains("1 passed"), "{task}: {status}: {printed}");
 }
 
 /// What a process prints, which must succeed and have run so many tests.

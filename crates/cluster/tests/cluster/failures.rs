@@ -4,7 +4,7 @@
 use crate::{
     fleet::{Fleet, HEARTBEAT_TIMEOUT, free_port, pool, say},
     gradients,
-    support::cases,
+    support::{cases, until},
 };
 use gpu_pool::{Builder, Device, Error, GpuPool, Group, ReduceOp};
 use std::{fs, process, thread, time::Duration};
@@ -69,9 +69,14 @@ pub fn child(builder: Builder, what: &str, more: &[&str]) -> Result<(), Error> {
         Ok(_) => say("fine"),
         Err(error) => say(told(error)),
     }
-    let threads = fs::read_dir("/proc/self/task").expect("this is Linux").flatten();
-    let names = threads.filter_map(|thread| fs::read_to_string(thread.path().join("comm")).ok());
-    say(format!("proxies left {}", names.filter(|name| name.trim() == "gpu-pool:carry").count()));
+    let proxies = || {
+        let threads = fs::read_dir("/proc/self/task").expect("this is Linux").flatten();
+        let names = threads.filter_map(|thread| fs::read_to_string(thread.path().join("comm")).ok());
+        names.filter(|name| name.trim() == "gpu-pool:carry").count()
+    };
+    // A thread is on the system's list until shortly after its join.
+    let _ = until("proxies end", || proxies() == 0);
+    say(format!("proxies left {}", proxies()));
     let local = pool.run(|dev, _| {
         let mut x = dev.upload(&[dev.rank() as f32 + 1.0])?;
         dev.all_reduce(&mut x, ReduceOp::Sum)?;

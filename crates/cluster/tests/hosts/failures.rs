@@ -168,11 +168,12 @@ fn calls_that_differ_name_both_places() {
 
 #[test]
 fn a_host_that_does_not_come_is_named() {
-    let hosts = Hosts::with(&[1, 2], |builder| builder.timeout(Duration::from_millis(300)));
+    let deadline = Duration::from_secs(1);
+    let hosts = Hosts::with(&[1, 2], |builder| builder.timeout(deadline));
     let found = hosts.run(|dev| {
         let world = dev.world()?;
         if world.rank() == 0 {
-            std::thread::sleep(Duration::from_millis(900));
+            std::thread::sleep(3 * deadline);
             return Ok(());
         }
         world.barrier()

@@ -3,7 +3,7 @@
 use super::rig::{Bag, SIZES, backward, bag, bags, bits, either, refused, step, weights};
 use crate::{
     on_both,
-    support::{Gpus, cases, failure, on_cuda},
+    support::{Gpus, cases, failure, on_cuda, until},
 };
 use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Result};
 use gpu_pool_lab::prelude::*;
@@ -233,27 +233,31 @@ on_both! {
 
     // A group has made its step, and has left the scope, when another one fails.
     2: fn a_group_that_is_a_step_ahead(gpus) {
-        struct Late(Bag, Arc<AtomicBool>);
+        /// `calls`: of the first device's `parameters` in a step. The second call comes with the step under way.
+        struct Late(Bag, usize, Arc<AtomicBool>, Arc<AtomicUsize>);
         impl Model for Late {
             fn parameters(&mut self) -> Vec<&mut DeviceBuffer<f32>> {
-                if self.1.load(Relaxed) {
-                    std::thread::sleep(std::time::Duration::from_millis(50));
+                if self.1 == 0 {
+                    self.3.fetch_add(1, SeqCst);
+                } else if self.2.load(SeqCst) {
+                    until("the other one is ahead", || self.3.load(SeqCst) >= 2).unwrap();
                     panic!("too late");
                 }
                 self.0.parameters()
             }
         }
-        let (pool, late) = (gpus.pool(2), [0; 2].map(|_| Arc::<AtomicBool>::default()));
-        let make = |dev: &Device| Ok(Late(bag(dev, &SIZES, 0)?, late[dev.rank()].clone()));
+        let (pool, late, calls) = (gpus.pool(2), Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+        let make = |dev: &Device| Ok(Late(bag(dev, &SIZES, 0)?, dev.rank(), late.clone(), calls.clone()));
         let mut model =
             DataParallel::new_in(&pool, |dev| dev.group(&[dev.rank()]), Optimizer::sgd(0.1), make).unwrap();
         let one = |model: &mut DataParallel<Late>| {
             model.step(4, |dev, _, _, gradients| backward(gradients, dev, &SIZES, 0, 1))
         };
         one(&mut model).unwrap();
-        late[1].store(true, Relaxed);
+        calls.store(0, SeqCst);
+        late.store(true, SeqCst);
         assert!(matches!(failure(one(&mut model)), Error::Panicked { .. }));
-        late[1].store(false, Relaxed);
+        late.store(false, SeqCst);
         assert!(failure(model.clear_poison()).to_string().contains("under way"));
         assert!(matches!(failure(model.each(|_, _| Ok(()))), Error::Poisoned { .. }));
     }
