@@ -148,17 +148,17 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the product of `shape` is not the buffer's length, if a graph names the buffer, or
-    /// has named it, and on a software GPU without memory; [`Error::WrongDevice`], [`Error::WrongPool`];
-    /// [`Error::Timeout`]; the driver's. The buffer is dropped then.
+    /// has named it, and on a software GPU without memory; [`Error::Borrowed`] if another process has the buffer;
+    /// [`Error::WrongDevice`], [`Error::WrongPool`]; [`Error::Timeout`]; the driver's. The buffer is dropped then.
     #[track_caller]
     pub fn to_dlpack<T: DeviceCopy + DlpackElement>(
         &self,
-        buffer: DeviceBuffer<T>,
+        mut buffer: DeviceBuffer<T>,
         shape: &[usize],
     ) -> Result<versioned::Dlpack> {
         let mut op = self.op("to_dlpack")?;
         refuse_in_graph(op.name, &buffer.block)?;
-        op.reads(&buffer.view())?;
+        op.writes(&buffer.view_mut())?;
         buffer.block.wait_host(op.name, Access::Write, self.worker.shared.deadline)?;
         drop(op);
         let (address, len) = (buffer.address(), buffer.len());

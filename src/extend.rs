@@ -3,6 +3,9 @@
 //!
 //! **Exempt from semver.** Everything here may change in any release; the crates of one version belong together.
 //!
+//! **Exempt from soundness, too.** Safe functions here trust their callers: views of other types and lengths, exclusive
+//! views of shared memory, raw addresses, and points at which the library itself fails. A program must not call them.
+//!
 //! It re-exports types of lower rooms, and gives methods that are no part of the public face, as traits.
 
 /// A trait for a type of this crate: `fn name[generics](self: &Self, ..) -> .. = body;`. Without a body, the method

@@ -15,7 +15,7 @@ use crate::{
 };
 use cudarc::driver::{
     CudaContext, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs, PushKernelArg, SyncOnDrop,
-    sys::CUdeviceptr,
+    sys::{CUdeviceptr, CUstreamCaptureStatus},
 };
 use std::{marker::PhantomData, ops::Range, sync::Arc, time::Duration};
 
@@ -68,8 +68,8 @@ impl<'a> Cuda<'a> {
         &self.context
     }
 
-    /// The token's current stream. A clone that outlives the pool keeps the stream alive. Do not capture a graph on it
-    /// with this crate's buffers: the library does not see a later replay.
+    /// The token's current stream. A clone that outlives the pool keeps the stream alive. A capture on it refuses this
+    /// crate's buffers by a panic, since the library does not see a later replay: use [`Device::capture`].
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
@@ -170,6 +170,9 @@ pub struct CudaMut<'a, T: DeviceCopy>(ForeignUse<'a>, PhantomData<&'a mut T>);
 /// On the token's own stream all is in order. Another stream waits for ours, and cudarc waits for it when the use ends.
 fn join_streams<'s>(own: &CudaStream, stream: &'s CudaStream) -> SyncOnDrop<'s> {
     if own == stream {
+        let status = own.capture_status();
+        let none = matches!(status, Ok(CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE));
+        assert!(none, "a graph that cudarc captures would use this buffer when it is gone: use `Device::capture`");
         return SyncOnDrop::Record(None);
     }
     stream.join(own).expect("a stream cannot wait for another");
@@ -204,7 +207,7 @@ impl<T: DeviceCopy> DevicePtrMut<T> for CudaMut<'_, T> {
 /// A bare buffer comes without a token, so the host waits for the buffer's last uses on entry, and cudarc waits for
 /// `stream` at the end: always correct, and slow. `Cuda::read` and `Cuda::write` order on the device instead.
 fn wait_on_host<'s>(block: &BlockRef, access: Access, stream: &'s CudaStream) -> SyncOnDrop<'s> {
-    refuse_graphs(block);
+    refuse(block, access);
     let limit = Duration::from_secs(600);
     block.hazards.wait_host(&block.handle, "cudarc", access, limit).expect("the buffer's last uses failed");
     SyncOnDrop::Sync(Some(stream))
@@ -212,7 +215,8 @@ fn wait_on_host<'s>(block: &BlockRef, access: Access, stream: &'s CudaStream) ->
 
 /// The use by cudarc is not noted anywhere, and a launch of a graph needs no borrow. While the caller's borrow lasts, a
 /// new graph can name the memory only to read it, and the caller also reads it then.
-fn refuse_graphs(block: &BlockRef) {
+fn refuse(block: &BlockRef, access: Access) {
+    assert!(!block.hazards.is_lent(access), "another process has this memory");
     assert!(
         !block.is_in_graph(),
         "a graph names this buffer, so a launch could come in between: pass `dev.cuda()?.read(&x)` or `write(&mut x)` \

@@ -125,6 +125,10 @@ impl Block {
         self.abandoned.raise();
     }
 
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned.is_raised()
+    }
+
     pub(crate) fn is_apart(&self) -> bool {
         self.origin == Origin::Region
     }
@@ -353,7 +357,7 @@ fn free(mut block: Box<Block>) {
 
 #[inline(always)]
 fn return_to_owner(block: Box<Block>) {
-    if block.abandoned.is_raised() {
+    if block.is_abandoned() {
         block.region.leak(&block.range());
         return block.handle.keep_context();
     }

@@ -138,6 +138,12 @@ impl Hazards {
         }
     }
 
+    /// Whether another process has the memory, so that this one may not access it so.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_lent(&self, access: Access) -> bool {
+        self.0.lock().lending().is_some_and(|lending| lending.refuses(access))
+    }
+
     /// The host thread waits for every use that conflicts with a host access. Others may use the block meanwhile.
     pub(crate) fn wait_host(
         &self,

@@ -5,7 +5,7 @@
 use super::{Access, DeviceCopy, PinnedBuffer, UnifiedBuffer};
 use crate::{
     driver::FailPoint,
-    error::{Result, op_site::OpSite},
+    error::{Error, Result, op_site::OpSite},
 };
 use std::slice;
 
@@ -15,8 +15,8 @@ macro_rules! host_access {
             /// The contents. Waits for devices that write them.
             ///
             /// # Errors
-            /// [`Error::Timeout`](crate::Error::Timeout) when such a write does not complete within the pool's
-            /// deadline, and the driver's errors.
+            /// [`Error::Timeout`] when such a write does not complete within the pool's deadline; [`Error::Borrowed`]
+            /// when work of a failed scope that never ended may still write; the driver's errors.
             #[track_caller]
             pub fn as_slice(&self) -> Result<&[T]> {
                 self.ready(concat!(stringify!($buffer), "::as_slice"), Access::Read)?;
@@ -40,6 +40,7 @@ macro_rules! host_access {
             fn ready(&self, op: &'static str, access: Access) -> Result<()> {
                 let handle = &self.block.handle;
                 let _here = OpSite::here(op);
+                fail_if!(self.block.is_abandoned(), Error::borrowed(op, handle.device));
                 if !handle.injected(FailPoint::HostDoesNotWait) {
                     self.block.hazards.wait_host(handle, op, access, self.deadline)?;
                 }

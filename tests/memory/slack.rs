@@ -54,6 +54,8 @@ fn holes_are_used_before_more_is_taken() {
         let bound = fragmented(builder().memory_slack(1.0));
         assert_eq!((bound.peak, bound.reserved, bound.peak_reserved), (64 << 20, 64 << 20, 64 << 20));
         assert!(bound.driver_calls > free.driver_calls, "moves are calls");
+        // A bound that no memory reaches.
+        assert_eq!(fragmented(builder().memory_slack(f64::MAX)).reserved, free.reserved);
         // 64 * 1.3 leaves room for the first, not for the second.
         let some = fragmented(builder().memory_slack(1.3));
         assert_eq!(some.peak_reserved, 80 << 20);

@@ -134,7 +134,9 @@ template <class W> __device__ inline void scatter(const W* x, W* y, const u32* p
         // In order, so that neighbours are written together.
         for (u32 i = threadIdx.x; i < TILE && tile * TILE + i < n; i += THREADS) {
             const u32 digit = digit_of(sorted[i], shift, kind);
-            y[places[digit * tiles + tile] + (i - begin[digit])] = sorted[i];
+            const u32 place = places[digit * tiles + tile] + (i - begin[digit]);
+            // A graph of another device may have written x since its digits were counted.
+            if (place < n) y[place] = sorted[i];
         }
         __syncthreads();
     });

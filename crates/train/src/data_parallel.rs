@@ -83,7 +83,9 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         build: impl Fn(&Device) -> Result<M> + Sync,
     ) -> Result<Self> {
         let _here = OpSite::here("DataParallel::new_on");
+        let inside = |device: &usize| *device < pool.device_count();
         invalid_if!(devices.is_empty(), "DataParallel::new_on", "no devices");
+        invalid_if!(!devices.iter().all(inside), "DataParallel::new_on", "{devices:?} are not all in the pool");
         Self::make(pool, Some(devices), |dev| dev.group(devices), optimizer, build)
     }
 
@@ -263,10 +265,9 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         const OP: &str = "DataParallel::launch_steps";
         let (site, _here) = (Location::caller(), OpSite::here(OP));
         let optimizer = self.optimizer;
-        let mut steps = self.steps..self.steps.saturating_add(count as u64);
-        steps.try_for_each(|step| optimizer.check_step(step))?;
         invalid_if!(!self.captured, OP, "{}", captured::NONE);
         invalid_if!(self.held, OP, "{HELD}");
+        optimizer.check_steps(self.steps..self.steps.saturating_add(count as u64))?;
         let f = |dev: &Device, shard: Shard, replica: &mut Replica<M, T>| {
             replica.launch_steps(dev, shard, (count, &optimizer), &fill)
         };

@@ -5,6 +5,7 @@
 use crate::runtime::ErrorInternals;
 use crate::update::{ADAM, MOMENTUM, Rule};
 use gpu_pool::{Error, Result};
+use std::ops::Range;
 
 /// How parameters follow from gradients: plain data.
 ///
@@ -179,6 +180,14 @@ impl Optimizer {
         let (rate, why) = (self.rate_at(steps), "the step's numbers are not finite in f32");
         invalid_if!(!finite, "Optimizer", "the rate of step {steps} is {rate:e}: {why}: {self:?}");
         Ok(())
+    }
+
+    /// [`check_step`](Self::check_step) of many steps: the numbers rise or fall to the end of the warm-up, and from there
+    /// to the last step, so the steps at both ends stand for those between.
+    #[track_caller]
+    pub(super) fn check_steps(&self, steps: Range<u64>) -> Result<()> {
+        let ends = [steps.start, self.warm_up.saturating_sub(1), self.warm_up, steps.end.saturating_sub(1)];
+        ends.into_iter().filter(|step| steps.contains(step)).try_for_each(|step| self.check_step(step))
     }
 
     pub(super) fn rule(&self, steps: u64) -> Rule {

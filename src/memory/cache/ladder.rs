@@ -139,7 +139,7 @@ impl Cache {
         if let Some(slack) = self.settings.slack {
             // A request that would exceed the bound uses what the pool has, as if memory were short.
             let most = self.stats.peak.max(self.stats.in_use + need) as f64 * slack;
-            let bound = (most as u64).next_multiple_of(GRANULE);
+            let bound = (most as u64).checked_next_multiple_of(GRANULE).unwrap_or(u64::MAX);
             let own = self.handle.device;
             match self.map_within(request.op, need, bound, |past| !past.names_lost_peer(own)) {
                 Err(Error::OutOfMemory { .. }) => {}

@@ -101,6 +101,28 @@ fn reads_of_adopted_memory_on_its_stream_are_in_order_with_all() {
     unsafe { driver.stream_destroy(foreign).unwrap() };
 }
 
+/// The consumer may write the tensor, so no other process may read the memory.
+#[cfg(all(feature = "dlpack", target_os = "linux"))]
+#[test]
+fn a_buffer_that_another_process_reads_is_not_exported() {
+    use crate::memory::hazard::{Access, Lending};
+    let pool = GpuPool::builder().host(1).build().unwrap();
+    pool.run(|dev, _| {
+        let lending = std::sync::Arc::new(Lending::default());
+        for lent in [false, true] {
+            let (x, _memory) = dev.apart("test", 4096, &lending)?;
+            assert!(!lent || lending.lend(Access::Read));
+            let len = x.len();
+            match dev.to_dlpack(x, &[len]) {
+                Ok(_) => assert!(!lent),
+                Err(error) => assert!(lent && matches!(error, Error::Borrowed { .. }), "{error}"),
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
 /// The consumer's stream waits for the producer's work, and the memory's next use for the consumer's.
 #[cfg(feature = "dlpack")]
 #[test]

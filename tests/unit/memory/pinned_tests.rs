@@ -27,3 +27,14 @@ fn parts_share_a_block_and_nothing_else() {
     drop(second);
     assert_eq!(held - in_use(), with_block - before);
 }
+
+/// A stream of a failed scope may go on for ever, and write it.
+#[test]
+fn what_was_abandoned_is_not_given_out() {
+    let pool = GpuPool::builder().host(1).build().unwrap();
+    let mut x = pool.pinned::<u32>(8).unwrap();
+    x.as_mut_slice().unwrap().fill(1);
+    x.block.abandon();
+    assert!(matches!(x.as_slice(), Err(crate::Error::Borrowed { op: "PinnedBuffer::as_slice", .. })));
+    assert!(matches!(x.as_mut_slice(), Err(crate::Error::Borrowed { .. })));
+}

@@ -23,6 +23,11 @@ struct Placed {
     lens: Vec<usize>,
 }
 
+/// At most `usize::MAX`, which no tensor has: then a side may still be 0.
+fn product(sides: &[usize]) -> usize {
+    if sides.contains(&0) { 0 } else { sides.iter().fold(1, |product: usize, side| product.saturating_mul(*side)) }
+}
+
 impl Cut {
     /// Each device has all of it.
     pub fn whole(shape: &[usize]) -> Self {
@@ -40,7 +45,7 @@ impl Cut {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.shape.iter().product()
+        product(&self.shape)
     }
 
     /// All members call it.
@@ -61,10 +66,13 @@ impl Cut {
         let others = |cut: &[usize]| [&cut[..=side], &cut[side + 2..]].concat();
         let fits = |cut: &Vec<usize>| cut.len() == all[0].len() && others(cut) == others(&all[0]);
         invalid_if!(!all.iter().all(fits), op, "parts that make no whole along side {side}: {all:?}");
-        shape[side] = all.iter().map(|cut| cut[side + 1]).sum();
-        let rest: usize = shape[side + 1..].iter().product();
-        let lens = all.iter().map(|cut| cut[side + 1] * rest).collect();
-        Ok(Placed { blocks: shape[..side].iter().product(), shape, lens })
+        shape[side] = all.iter().fold(0, |sum: usize, cut| sum.saturating_add(cut[side + 1]));
+        let rest = product(&shape[side + 1..]);
+        // An empty tensor has no blocks, whatever its other sides are.
+        let empty = product(&shape) == 0;
+        let len = |cut: &Vec<usize>| if empty { 0 } else { cut[side + 1].saturating_mul(rest) };
+        let blocks = if empty { 0 } else { product(&shape[..side]) };
+        Ok(Placed { blocks, lens: all.iter().map(len).collect(), shape })
     }
 }
 

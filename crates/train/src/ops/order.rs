@@ -168,8 +168,8 @@ fn sort<T: Number>(dev: &Device, op: &'static str, mut x: DeviceViewMut<'_, T>) 
         };
         by_word!(T, W => {
             let n = len as u64;
-            // SAFETY: words are as large as the elements; counts and places are 16 for each tile. The places are those
-            // of the counts, so each of the `n` elements has one of its own.
+            // SAFETY: words are as large as the elements; counts and places are 16 for each tile. The kernels look at
+            // each place: between them a graph that another device launches may write `x`.
             unsafe {
                 let (from, to) = (as_type::<T, W>(from, len), as_type_mut::<T, W>(to, len));
                 dev.launch(&digits::<W>(), blocks(tiles), (from, &mut counts, n, shift, T::KIND))?;

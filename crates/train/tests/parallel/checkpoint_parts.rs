@@ -340,3 +340,26 @@ fn a_state_of_another_optimizer_is_refused() {
         })
         .unwrap();
 }
+
+/// Sides whose product is no number, and tensors without elements.
+#[test]
+fn shapes_that_no_tensor_has() {
+    let pool = Gpus::software().pool(2);
+    let insert = |cut: &Cut| {
+        pool.run(|dev, _| {
+            let (group, mut into) = (everyone(dev)?, Checkpoint::new());
+            into.insert_part(&group, "x", cut, &dev.zeros::<f32>(0)?)?;
+            Ok(into)
+        })
+    };
+    for shape in [&[1 << 40, 0][..], &[usize::MAX, 0, 3], &[0, 1 << 40, 1 << 40]] {
+        for side in 0..shape.len() {
+            let cut = Cut::along(side, shape);
+            let found = insert(&cut).unwrap();
+            let part = pool.run(|dev, _| found[0].part::<f32>(&everyone(dev)?, "x", &cut));
+            assert_eq!(part.unwrap(), [[0.0; 0]; 2], "{cut:?}");
+        }
+    }
+    let error = failure(insert(&Cut::along(0, &[1 << 32, 1 << 32])));
+    assert!(matches!(error, Error::InvalidArgument { op: "insert_part", .. }), "{error}");
+}

@@ -151,7 +151,7 @@ on_both! {
         grid.clear_poison().unwrap();
         assert_eq!(grid.steps(), 4);
         same(&weights(&mut grid).unwrap(), own(&mut lone));
-        for wrong in [&[][..], &[1, 9], &[2, 2]] {
+        for wrong in [&[][..], &[9], &[1, 9], &[2, 2]] {
             let found = DataParallel::new_on(&pool, wrong, Optimizer::sgd(0.1), |dev| bag::<f32>(dev, &[1], 0));
             assert!(matches!(failure(found), Error::InvalidArgument { .. }), "{wrong:?}");
         }

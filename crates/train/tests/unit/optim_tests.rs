@@ -67,4 +67,12 @@ fn steps_are_counted_and_their_numbers_finite() {
         }
         optimizer.rate_at(u64::MAX);
     }
+    // Of many steps, those at the ends stand for all.
+    growing.check_steps(3..39).unwrap();
+    growing.check_steps(50..50).unwrap();
+    for steps in [39..40, 3..40, 0..u64::MAX] {
+        assert!(growing.check_steps(steps).is_err());
+    }
+    growing.warm_up(10).check_steps(0..49).unwrap();
+    assert!(growing.warm_up(10).check_steps(0..50).is_err());
 }

@@ -64,11 +64,8 @@ impl Group<'_> {
     }
 }
 
-impl<T: Float> std::fmt::Debug for RowNorm<'_, T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.told().fmt(f)
-    }
-}
+debug_as!(RowNorm<'_, T> [T: Float], |self|
+    cols = self.gamma.len(), layer = self.beta.is_some(), eps = self.eps);
 
 /// The values of each row for a step back through a norm: its mean (for a layer norm), and one over its deviation.
 pub struct NormSaved<T: Float> {

@@ -235,6 +235,8 @@ on_both! {
         capture(&mut model, 2).unwrap();
         launch(&mut model, 2..3, 2).unwrap();
         assert_eq!(model.steps(), 4);
+        // More steps than can be counted, which is found without a look at each.
+        assert!(refused(model.launch_steps(usize::MAX, |_, _, _, _| Ok(()))).contains("2^53"));
         // A graph outlives a panic of the program's, unless it has collectives.
         failure(model.launch_steps(1, |_, _, _, _| panic!("the program's mistake")));
         model.clear_poison().unwrap();
