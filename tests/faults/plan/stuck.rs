@@ -10,7 +10,7 @@ use std::time::Duration;
 fn stuck(gpus: Gpus, count: usize, op: FaultOp) -> (FaultPlan, GpuPool) {
     let plan = plan(FaultRule::new(Injected::Stuck).device(1).op(op).nth(1));
     // Around a ring, so that collectives have copies, too.
-    let builder = gpus.builder(count).algorithm(Algorithm::Ring).timeout(Duration::from_secs(1));
+    let builder = gpus.builder(count).algorithm(Algorithm::Ring).timeout(Duration::from_millis(250));
     let pool = builder.faults(plan.clone()).build().unwrap();
     plan.resume();
     (plan, pool)
@@ -95,7 +95,7 @@ fn a_stuck_device_that_is_lost_then() {
         let stuck = FaultRule::new(Injected::Stuck).device(1).op(FaultOp::Launch).nth(1);
         let lost = FaultRule::new(Injected::DeviceLost).device(1).op(FaultOp::StreamWait).nth(1);
         let plan = FaultPlan::new().on(stuck).on(lost).paused();
-        let pool = gpus.builder(2).timeout(Duration::from_secs(1)).faults(plan.clone()).build().unwrap();
+        let pool = gpus.builder(2).timeout(Duration::from_millis(250)).faults(plan.clone()).build().unwrap();
         plan.resume();
         let error = failure(pool.run(|dev, _| {
             work(dev)?;
