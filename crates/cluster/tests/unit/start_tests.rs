@@ -67,7 +67,7 @@ fn silent_strangers_crowd_nobody_out() {
         let here = client(server.address, 1, 2, LONG).unwrap();
         here.local.set("a", b"b").unwrap();
         assert_eq!(here.local.get("a").unwrap(), b"b");
-        assert!(start.elapsed() < Duration::from_secs(2), "{:?} beside {}", start.elapsed(), strangers.len());
+        assert!(start.elapsed() < LONG / 6, "{:?} beside {}", start.elapsed(), strangers.len());
     }
 }
 
@@ -187,7 +187,7 @@ fn bytes_that_are_no_frame_are_no_sign_of_life() {
             let here = Client::connect(at, 1, 2, b"x", HEARTBEAT_TIMEOUT, LONG).unwrap();
             let error = here.local.get("never").unwrap_err();
             assert!(matches!(&error, Error::HostLost { host: 0, why, .. } if why.contains("said nothing")), "{error}");
-            assert!(start.elapsed() < 3 * HEARTBEAT_TIMEOUT, "{:?}", start.elapsed());
+            assert!(start.elapsed() < LONG / 6, "{:?}", start.elapsed());
         });
     }
 }
@@ -210,7 +210,7 @@ fn port() -> u16 {
 #[test]
 fn a_process_that_hangs_in_its_start_is_named() {
     for round in 0..rounds() {
-        let connect_timeout = Duration::from_millis(500);
+        let connect_timeout = Duration::from_secs(2);
         let (port, start) = (port(), Instant::now());
         let (end, ends) = mpsc::channel::<()>();
         let mut ends = Some(ends);
@@ -236,7 +236,7 @@ fn a_process_that_hangs_in_its_start_is_named() {
                     matches!(&error, Error::HostTimeout { op, missing, .. } if op == "build" && *missing == [1]);
                 assert!(named, "{error:?}");
             }
-            assert!(start.elapsed() < 2 * HEARTBEAT_TIMEOUT, "{:?}", start.elapsed());
+            assert!(start.elapsed() < connect_timeout + LONG / 6, "{:?}", start.elapsed());
             drop(end);
             let error = hung.join().unwrap();
             assert!(matches!(error, Error::HostTimeout { .. } | Error::HostLost { .. }), "{error:?}");
