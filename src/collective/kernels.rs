@@ -71,7 +71,10 @@ pub unsafe fn fold_on_host(
         ($($D:ident $T:ty),+) => {
             // SAFETY: the promise of the caller.
             unsafe { match dtype {
-                $(DType::$D => host_kernels::on_host::<$T>(n, code(op), sources, destinations, factors, members),)+
+                $(DType::$D => {
+                    let factor = |k: usize| <$T as summand::Summand>::factor(factors[k]);
+                    host_kernels::fold::<$T>(n, code(op), sources, destinations, factor, members)
+                })+
             } }
         };
     }

@@ -1,12 +1,12 @@
 //! The checks of the public collectives ([`api`](super::api)), and how they fill a [`Request`].
 
-use super::{Group, Machine, NormCall, Request, across::PendingReduce, algorithm::Algorithm, case::Case};
+use super::{Group, Machine, Request, across::PendingReduce, case::Case};
 use crate::{
     collective::algorithm::{NormKernel, Rows},
     driver::RawFunction,
     error::{Error, Result},
     fabric::{Area, Call, Counts, Element, MOST_BYTES, Origin, ReduceOp, Shape},
-    memory::{Access, DeviceView, DeviceViewMut},
+    memory::{DeviceView, DeviceViewMut},
 };
 
 pub(super) fn in_place<T: Element>(call: Call, op: Option<ReduceOp>, shape: Shape, x: DeviceViewMut<'_, T>) -> Request {
@@ -100,32 +100,6 @@ pub(super) fn sum<T: Element>(
 }
 
 impl Group<'_> {
-    /// A sum in the order of ranks within an operation of another name, by a kernel that adds a residual and norms the
-    /// rows: it touches the memory `extra`, too. All members give the same kernel.
-    #[track_caller]
-    pub(super) fn sum_and_norm_by<T: Element>(
-        &self,
-        call: Call,
-        source: Option<DeviceView<'_, T>>,
-        destination: DeviceViewMut<'_, T>,
-        extra: Vec<(Area, Access)>,
-        norm: NormCall,
-    ) -> Result<()> {
-        self.run_by(Request { extra, norm: Some(norm), ..sum(call, source, destination) }, Some(&norm))
-    }
-
-    /// The same by another algorithm, in one process.
-    #[track_caller]
-    pub(super) fn sum_by<T: Element>(
-        &self,
-        call: Call,
-        destination: DeviceViewMut<'_, T>,
-        extra: Vec<(Area, Access)>,
-        algorithm: &dyn Algorithm,
-    ) -> Result<()> {
-        self.run_by(Request { extra, ..sum(call, None, destination) }, Some(algorithm))
-    }
-
     /// Begins [`reduce_scatter_in_place`](Self::reduce_scatter_in_place) with parts of these lengths.
     #[track_caller]
     pub(crate) fn begin_reduce_scatter<T: Element>(

@@ -157,16 +157,12 @@ impl Call {
 
     /// The first part in which two calls differ, if they do.
     pub fn differs(&self, other: &Call) -> Option<&'static str> {
-        let reduces = match (self.reduce, other.reduce) {
-            (Some(a), Some(b)) => a.matches(b),
-            (a, b) => a.is_none() && b.is_none(),
-        };
         [
             (self.op != other.op, "operation"),
             (self.origin != other.origin, self.origin.differs(other.origin)),
             (self.dtype != other.dtype || self.of.map(|t| t.0) != other.of.map(|t| t.0), "dtype"),
             (self.count != other.count, "count"),
-            (!reduces, "reduce op"),
+            (self.reduce.map(ReduceOp::kind) != other.reduce.map(ReduceOp::kind), "reduce op"),
             (self.root != other.root, "root"),
             (self.counts != other.counts, "counts"),
             (self.norm != other.norm, "norm"),

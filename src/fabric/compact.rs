@@ -111,10 +111,7 @@ impl CompactDescriptor {
     }
 
     pub(crate) fn matches(&self, other: &Self) -> bool {
-        let reduces = match (self.reduce, other.reduce) {
-            (Some(a), Some(b)) => a.matches(b),
-            (a, b) => a.is_none() && b.is_none(),
-        };
+        let reduces = self.reduce.map(ReduceOp::kind) == other.reduce.map(ReduceOp::kind);
         let same =
             (self.count, self.members, self.dtype, self.root) == (other.count, other.members, other.dtype, other.root);
         same && reduces && (self.op, self.origin, self.norm) == (other.op, other.origin, other.norm)

@@ -149,14 +149,6 @@ pub(crate) struct Codec<T> {
     pub(crate) unpack: fn(&mut Unpack<'_>) -> Result<T>,
 }
 
-impl<T> Clone for Codec<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Codec<T> {}
-
 #[derive(Clone, Default)]
 pub(crate) struct Codecs(HashMap<TypeId, Arc<dyn Any + Send + Sync>>);
 
@@ -171,7 +163,8 @@ impl Codecs {
     }
 
     pub(crate) fn get<T: 'static>(&self) -> Option<Codec<T>> {
-        self.0.get(&TypeId::of::<T>())?.downcast_ref().copied()
+        let &Codec { pack, unpack } = self.0.get(&TypeId::of::<T>())?.downcast_ref()?;
+        Some(Codec { pack, unpack })
     }
 }
 

@@ -42,9 +42,9 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
-    /// Whether members may call with the two together.
-    pub(crate) fn matches(self, other: Self) -> bool {
-        std::mem::discriminant(&self) == std::mem::discriminant(&other)
+    /// Members may call with equal kinds together.
+    pub(crate) fn kind(self) -> std::mem::Discriminant<Self> {
+        std::mem::discriminant(&self)
     }
 }
 

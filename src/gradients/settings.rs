@@ -261,7 +261,7 @@ impl Terms {
             return both("size", &|terms| format!("gradient {i} of {} elements", terms.sizes[i]));
         }
         let (a, b) = (&self.settings, &other.settings);
-        if !a.reduce.matches(b.reduce) {
+        if a.reduce.kind() != b.reduce.kind() {
             return both("reduce op", &|terms| terms.settings.reduce.to_string());
         }
         // Each member has a weight of its own.

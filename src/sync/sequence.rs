@@ -20,13 +20,7 @@ impl Sequence {
     /// everything that the receivers of smaller values did before their calls.
     #[inline]
     pub fn fetch_advance(&self) -> u64 {
-        self.fetch_add(1)
-    }
-
-    /// [`fetch_advance`](Self::fetch_advance) by `n`.
-    #[inline]
-    pub fn fetch_add(&self, n: u64) -> u64 {
-        self.0.fetch_add(n, ord("sequence.fetch_advance", AcqRel)) + n
+        self.0.fetch_add(1, ord("sequence.fetch_advance", AcqRel)) + 1
     }
 
     #[inline]

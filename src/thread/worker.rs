@@ -44,7 +44,7 @@ use smallvec::SmallVec;
 use std::{
     any::Any,
     cell::RefCell,
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, VecDeque, hash_map},
     rc::Rc,
     sync::Arc,
     thread,
@@ -138,23 +138,18 @@ impl Shared {
 
     /// The stream of a device for messages to other processes, made when needed. Threads take turns in commit order.
     pub(crate) fn proxy_stream(&self, device: usize) -> Result<Arc<StreamCore>> {
-        let mut proxy_streams = self.proxy_streams.lock();
-        if let Some(stream) = proxy_streams.get(&device) {
-            return Ok(stream.clone());
-        }
-        let stream = StreamCore::new(&self.handles[device], "message")?;
-        proxy_streams.insert(device, stream.clone());
-        Ok(stream)
+        Ok(match self.proxy_streams.lock().entry(device) {
+            hash_map::Entry::Occupied(known) => known.get().clone(),
+            hash_map::Entry::Vacant(new) => new.insert(StreamCore::new(&self.handles[device], "message")?).clone(),
+        })
     }
 
     pub(crate) fn peer_staging(&self, source: usize, destination: usize) -> Result<Arc<PeerStaging>> {
-        let mut stages = self.stages.lock();
-        if let Some(stage) = stages.get(&(source, destination)) {
-            return Ok(stage.clone());
-        }
-        let stage = Arc::new(PeerStaging::new(&self.pinned, &self.handles[source], &self.handles[destination])?);
-        stages.insert((source, destination), stage.clone());
-        Ok(stage)
+        let stage = || PeerStaging::new(&self.pinned, &self.handles[source], &self.handles[destination]);
+        Ok(match self.stages.lock().entry((source, destination)) {
+            hash_map::Entry::Occupied(known) => known.get().clone(),
+            hash_map::Entry::Vacant(new) => new.insert(Arc::new(stage()?)).clone(),
+        })
     }
 }
 

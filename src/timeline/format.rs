@@ -32,19 +32,6 @@ pub(super) struct At {
     pub time: u64,
 }
 
-/// Nanoseconds, in microseconds.
-struct Micros(i128);
-
-impl fmt::Display for Micros {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (sign, nanos) = (if self.0 < 0 { "-" } else { "" }, self.0.unsigned_abs());
-        match nanos % 1000 {
-            0 => write!(f, "{sign}{}", nanos / 1000),
-            rest => write!(f, "{sign}{}.{rest:03}", nanos / 1000),
-        }
-    }
-}
-
 /// A text between quotes.
 struct Escaped<'a>(&'a str);
 
@@ -67,7 +54,13 @@ impl fmt::Display for Arg<'_> {
         match *self {
             Arg::Text(text) => write!(f, "\"{}\"", Escaped(text)),
             Arg::Number(number) => write!(f, "{number}"),
-            Arg::Micros(nanos) => write!(f, "{}", Micros(nanos)),
+            Arg::Micros(nanos) => {
+                let (sign, nanos) = (if nanos < 0 { "-" } else { "" }, nanos.unsigned_abs());
+                match nanos % 1000 {
+                    0 => write!(f, "{sign}{}", nanos / 1000),
+                    rest => write!(f, "{sign}{}.{rest:03}", nanos / 1000),
+                }
+            }
             Arg::Bits(bits) => f.debug_list().entries((0..64).filter(|bit| bits >> bit & 1 == 1)).finish(),
             Arg::Place(OpSite { site, .. }) => write!(f, "\"{}:{}\"", Escaped(site.file()), site.line()),
         }
@@ -81,19 +74,19 @@ impl Lines {
     }
 
     pub fn slice(&mut self, at: At, length: u64, (name, kind): (&str, &str), args: &[(&str, Arg<'_>)]) {
-        let (time, length) = (Micros(at.time.into()), Micros(length.into()));
+        let (time, length) = (Arg::Micros(at.time.into()), Arg::Micros(length.into()));
         self.event("X", name, Some(at.row), format_args!(r#","ts":{time},"dur":{length},"cat":"{kind}""#), Some(args));
     }
 
     pub fn counter(&mut self, name: &str, time: u64, args: &[(&str, Arg<'_>)]) {
-        self.event("C", name, None, format_args!(r#","ts":{}"#, Micros(time.into())), Some(args));
+        self.event("C", name, None, format_args!(r#","ts":{}"#, Arg::Micros(time.into())), Some(args));
     }
 
     /// An arrow from the slice at one place to the slice at another one.
     pub fn flow(&mut self, id: u64, from: At, to: At) {
         let id = (self.process << 40) | id;
         for (phase, at) in [("s", from), ("f", to)] {
-            let (row, time) = (Some(at.row), Micros(at.time.into()));
+            let (row, time) = (Some(at.row), Arg::Micros(at.time.into()));
             self.event(phase, "cause", row, format_args!(r#","ts":{time},"cat":"wait","bp":"e","id":{id}"#), None);
         }
     }

@@ -30,7 +30,7 @@ use crate::runtime::{
 };
 use chunk::Chunk;
 use gpu_pool::{Device, DeviceBuffer, DeviceCopy, DeviceInfo, Error, Result};
-use import::{Granted, ask};
+use import::ask;
 use serde::{Deserialize, Serialize};
 use std::{
     os::fd::AsFd,
@@ -182,7 +182,7 @@ impl ClusterDevice for Device {
         let _here = OpSite::here("import");
         self.check_outside_graph("import")?;
         ipc.check::<T>(Gpu::of(self.info()))?;
-        let Granted { lease, reply, memory } = ask(ipc, self.deadline(), &|| self.check())?;
+        let (lease, reply, memory) = ask(ipc, self.deadline(), &|| self.check())?;
         let exclusive = reply.exclusive != 0;
         let told = usize::try_from(reply.chunk).ok().zip(usize::try_from(reply.bytes).ok());
         let fits = |&(chunk, bytes): &(usize, usize)| bytes.checked_add(PROOF).is_some_and(|bytes| bytes <= chunk);

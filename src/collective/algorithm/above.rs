@@ -7,7 +7,7 @@
 use super::{About, Algorithm, Matched, MeetBy, Member, Needs, Scratch};
 use crate::{
     Element, Module, ReduceOp,
-    collective::{Arguments, Entry, Group, Request, between, case::Case},
+    collective::{Arguments, Entry, Group, Request, between, case::Case, ops::sum},
     error::Result,
     fabric::{Area, BLOCKS, Call, DeviceBarrier, Limits, MOST, Shape, Side, types},
     memory::{Access, DeviceView, DeviceViewMut},
@@ -89,7 +89,7 @@ impl Group<'_> {
         extra: Vec<(Area, Access)>,
         kernel: &dyn MeetingKernel,
     ) -> Result<()> {
-        self.sum_by(call, destination, extra, &Above(kernel))
+        self.run_by(Request { extra, ..sum(call, None, destination) }, Some(&Above(kernel)))
     }
 
     /// The same for parts: each member adds up its part of all sources, and writes to the same part of all

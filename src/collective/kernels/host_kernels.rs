@@ -40,7 +40,7 @@ pub(super) unsafe fn combine<T: Summand>(_dims: LaunchDims, args: &[HostArg]) {
 ///
 /// # Safety
 /// All are of so many elements and aligned for them; no other work writes a source or touches a destination meanwhile.
-unsafe fn fold<T: Summand>(
+pub(super) unsafe fn fold<T: Summand>(
     n: usize,
     op: u32,
     sources: &[*mut u8],
@@ -100,22 +100,6 @@ unsafe fn copied(bytes: usize, source: *mut u8, destinations: &[*mut u8]) {
         }
         start += len;
     }
-}
-
-/// The same in the host's memory, by the calling thread: with a factor for each source, or none.
-///
-/// # Safety
-/// As of [`fold`].
-pub(super) unsafe fn on_host<T: Summand>(
-    n: usize,
-    op: u32,
-    sources: &[*mut u8],
-    destinations: &[*mut u8],
-    factors: &[f64],
-    members: usize,
-) {
-    // SAFETY: the promise of the caller.
-    unsafe { fold::<T>(n, op, sources, destinations, |k| T::factor(factors[k]), members) }
 }
 
 /// # Safety

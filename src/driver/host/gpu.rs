@@ -102,7 +102,7 @@ impl Driver for HostGpu {
 
     unsafe fn vm_release(&self, address: Address, bytes: u64) -> DriverResult {
         self.check_virtual()?;
-        self.even_if_lost(|core| core.memory.release(self.index, address, bytes))
+        self.even_if_lost(|core| core.memory.windows(self.index).release(address, bytes))
     }
 
     unsafe fn vm_map(&self, address: Address, bytes: usize) -> DriverResult {
@@ -129,13 +129,13 @@ impl Driver for HostGpu {
     #[cfg(all(target_os = "linux", not(miri)))]
     unsafe fn vm_export(&self, address: Address, bytes: usize) -> DriverResult<OwnedFd> {
         self.check_virtual()?;
-        self.alive()?.core.memory.export(self.index, address, bytes)
+        self.alive()?.core.memory.windows(self.index).export(address, bytes)
     }
 
     #[cfg(all(target_os = "linux", not(miri)))]
     unsafe fn vm_import(&self, address: Address, bytes: usize, memory: BorrowedFd<'_>) -> DriverResult {
         self.check_virtual()?;
-        self.alive()?.core.memory.import(self.index, address, bytes, memory)
+        self.alive()?.core.memory.windows(self.index).import(address, bytes, memory)
     }
 
     #[cfg(all(target_os = "linux", miri))]

@@ -189,10 +189,6 @@ impl Memory {
         self.devices[device].windows.reserve(bytes, self.dry)
     }
 
-    pub fn release(&mut self, device: usize, address: Address, bytes: u64) -> DriverResult {
-        self.devices[device].windows.release(address, bytes)
-    }
-
     pub fn map(&mut self, device: usize, address: Address, bytes: usize) -> DriverResult {
         let space = &mut self.devices[device];
         space.windows.check_free(address, bytes)?;
@@ -241,7 +237,6 @@ impl Memory {
         windows.unmap(from, bytes, busy).map(drop)
     }
 
-    #[cfg(all(target_os = "linux", not(miri)))]
     pub(super) fn windows(&mut self, device: usize) -> &mut Windows {
         &mut self.devices[device].windows
     }

@@ -143,7 +143,7 @@ pub(super) struct Operand {
 }
 
 impl Work {
-    fn again(&self) -> Option<Work> {
+    pub fn again(&self) -> Option<Work> {
         Some(match self {
             &Work::Copy { dst, src, bytes } => Work::Copy { dst, src, bytes },
             &Work::FillU8 { dst, value, bytes } => Work::FillU8 { dst, value, bytes },
@@ -159,17 +159,6 @@ impl Work {
             | Work::WriteValue { .. }
             | Work::WaitValue { .. } => return None,
         })
-    }
-
-    pub fn is_capturable(&self) -> bool {
-        !matches!(
-            self,
-            Work::HostFunction(_)
-                | Work::WaitEvent(_)
-                | Work::Stamp { .. }
-                | Work::WriteValue { .. }
-                | Work::WaitValue { .. }
-        )
     }
 
     /// Calls `each` with the operands, in the order that [`exec`](super::exec) relies on, empty ranges included.

@@ -79,7 +79,7 @@ impl Stream {
 impl Core {
     pub fn capture(&mut self, device: usize, key: Key, op: Op) -> DriverResult {
         let stream = self.stream(device, key)?;
-        if !op.work.is_capturable() {
+        if op.work.again().is_none() {
             // The operation may own a closure, which must be dropped without the lock.
             self.graveyard.push(op);
             return Err(fault::unsupported("the stream captures, and a graph cannot hold that"));

@@ -17,7 +17,6 @@ pub(crate) struct Ledger {
     device: usize,
     began: Instant,
     live: HashMap<Address, Live>,
-    live_bytes: u64,
     events: VecDeque<Event>,
     capacity: usize,
     dropped: u64,
@@ -44,15 +43,7 @@ struct Event {
 
 impl Ledger {
     pub(crate) fn new(device: usize, capacity: usize) -> Self {
-        Ledger {
-            device,
-            began: Instant::now(),
-            live: HashMap::new(),
-            live_bytes: 0,
-            events: VecDeque::new(),
-            capacity,
-            dropped: 0,
-        }
+        Ledger { device, began: Instant::now(), live: HashMap::new(), events: VecDeque::new(), capacity, dropped: 0 }
     }
 
     pub(crate) fn allocated(
@@ -64,8 +55,7 @@ impl Ledger {
         place: Option<OpSite>,
     ) {
         let (bytes, requested, since) = (bytes as u64, requested as u64, self.micros());
-        let before = self.live.insert(at, Live { bytes, requested, stream, place, since });
-        self.live_bytes = self.live_bytes - before.map_or(0, |b| b.bytes) + bytes;
+        self.live.insert(at, Live { bytes, requested, stream, place, since });
         self.note(Event { micros: since, kind: EventKind::Allocated, address: at, bytes, requested, stream, place });
     }
 
@@ -73,7 +63,6 @@ impl Ledger {
     /// time ago. Blocks from before the recording are ignored.
     pub(crate) fn freed(&mut self, at: Address, remote: bool) {
         let Some(Live { bytes, requested, stream, place, .. }) = self.live.remove(&at) else { return };
-        self.live_bytes -= bytes;
         let kind = if remote { EventKind::FreedRemotely } else { EventKind::Freed };
         let micros = self.micros();
         self.note(Event { micros, kind, address: at, bytes, requested, stream, place });
@@ -96,10 +85,6 @@ impl Ledger {
         let (micros, requested) = (self.micros(), requested as u64);
         let kind = EventKind::OutOfMemory;
         self.note(Event { micros, kind, address: 0, bytes: requested, requested, stream: 0, place });
-    }
-
-    pub(crate) fn live_bytes(&self) -> u64 {
-        self.live_bytes
     }
 
     pub(crate) fn holders(&self) -> Vec<Holder> {

@@ -5,7 +5,6 @@
 
 pub(crate) mod classes;
 pub(crate) mod leak;
-#[allow(dead_code)]
 pub(crate) mod ledger;
 #[cfg(feature = "insight")]
 pub(crate) mod memory_viz;

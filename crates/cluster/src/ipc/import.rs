@@ -92,29 +92,21 @@ fn lost(ipc: &IpcBuffer, why: &str) -> Error {
     Error::HostLost { host: ipc.process.pid as usize, op: "import", why: format!("the exporter {why}") }
 }
 
-fn timeout(ipc: &IpcBuffer, waited: Duration) -> Error {
-    Error::HostTimeout { op: "import".into(), waited, missing: vec![ipc.process.pid as usize] }
-}
-
-pub(super) struct Granted {
-    pub lease: Lease,
-    pub reply: Reply,
-    pub memory: OwnedFd,
-}
-
 /// Asks the exporter for its memory. `stop` fails when the gang has failed.
 #[track_caller]
-pub(super) fn ask(ipc: &IpcBuffer, limit: Duration, stop: &dyn Fn() -> Result<()>) -> Result<Granted> {
+pub(super) fn ask(ipc: &IpcBuffer, limit: Duration, stop: &dyn Fn() -> Result<()>) -> Result<(Lease, Reply, OwnedFd)> {
     let begun = Instant::now();
     let named = ipc.socket.starts_with(NAME) && ipc.socket.len() <= LONGEST_NAME;
     let named = named && !ipc.socket.contains('\0');
     invalid_if!(!named, "import", "this is not what `export` has made: no exporter has such a socket");
-    let wait = || if begun.elapsed() > limit { Err(timeout(ipc, limit)) } else { stop() };
+    let missing = || vec![ipc.process.pid as usize];
+    let late = || Error::HostTimeout { op: "import".into(), waited: limit, missing: missing() };
+    let wait = || if begun.elapsed() > limit { Err(late()) } else { stop() };
     loop {
         wait()?;
         match socket::connect(&ipc.socket) {
             Ok(socket) => match ask_once(ipc, socket, &wait)? {
-                Some((lease, reply, Some(memory))) => return Ok(Granted { lease, reply, memory }),
+                Some((lease, reply, Some(memory))) => return Ok((lease, reply, memory)),
                 Some((_, reply, None)) => return Err(Error::invalid("import", reply.refused().unwrap_or("no memory"))),
                 // The server has ended meanwhile, which the next attempt will see; or strangers have crowded it.
                 None => {}

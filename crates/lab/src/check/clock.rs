@@ -124,10 +124,6 @@ impl Clock {
         }
     }
 
-    pub fn has_waits(&self) -> bool {
-        !self.waits.is_empty()
-    }
-
     pub fn has_waits_of(&self, other: &Clock) -> bool {
         other.waits.iter().all(|wait| self.waits.iter().any(|own| Arc::ptr_eq(own, wait)))
     }

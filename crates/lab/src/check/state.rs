@@ -158,9 +158,7 @@ impl State {
     pub fn hear(&mut self, key: Key, by: HostId) -> Option<&mut Stream> {
         let host = self.hosts[by].as_ref()?;
         let stream = self.streams.get_mut(&key)?;
-        if stream.clock.has_waits() {
-            stream.clock.flatten();
-        }
+        stream.clock.flatten();
         if stream.heard != host.version {
             stream.heard = host.version;
             stream.clock.join(&host.clock);

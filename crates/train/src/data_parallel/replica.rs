@@ -221,7 +221,11 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
     #[track_caller]
     pub(super) fn prepare(&mut self, dev: &Device) -> Result<()> {
         let parameters = self.model.parameters();
-        compare_sizes(&parameters, &self.sizes)?;
+        let (count, had) = (parameters.len(), self.sizes.len());
+        invalid_if!(count != had, "DataParallel", "the model has {count} parameters, and had {had}");
+        for (i, (len, had)) in parameters.iter().map(|parameter| parameter.len()).zip(&self.sizes).enumerate() {
+            invalid_if!(len != *had, "DataParallel", "parameter {i} has {len} elements, and had {had}");
+        }
         let moments = moments(&self.state);
         match &mut self.together {
             Some(together) => together.prepare(dev, &self.exchange, &moments, &parameters),
@@ -356,14 +360,4 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
 
 fn moments(state: &[State]) -> Vec<Moments<'_>> {
     state.iter().map(|state| Moments::of(state.part.start, &state.kept)).collect()
-}
-
-#[track_caller]
-fn compare_sizes<T: Parameter>(parameters: &[&mut DeviceBuffer<T>], sizes: &[usize]) -> Result<()> {
-    let (count, had) = (parameters.len(), sizes.len());
-    invalid_if!(count != had, "DataParallel", "the model has {count} parameters, and had {had}");
-    for (i, (len, had)) in parameters.iter().map(|parameter| parameter.len()).zip(sizes).enumerate() {
-        invalid_if!(len != *had, "DataParallel", "parameter {i} has {len} elements, and had {had}");
-    }
-    Ok(())
 }

@@ -5,7 +5,7 @@
 use super::{NormCall, NormKernel, NormMemory, Rows, threads_of_row};
 use crate::{
     Device, DeviceBuffer, Element, Group,
-    collective::{Part, ops::sum},
+    collective::{Part, Request, ops::sum},
     driver::RawFunction,
     error::{Error, Result, op_site::OpSite},
     fabric::{Area, Call, DType, ThenNorm},
@@ -157,7 +157,8 @@ fn in_one<T: Float + Element>(
             mean: saved.mean.as_ref().map_or(Part::NONE, |mean| touched(&mut operands, mean.view(), Access::Write)),
             rstd: touched(&mut operands, saved.rstd.view(), Access::Write),
         };
-        group.sum_and_norm_by(call, source, y, operands, NormCall { kernel, function, memory })?;
+        let by = NormCall { kernel, function, memory };
+        group.run_by(Request { extra: operands, norm: Some(by), ..sum(call, source, y) }, Some(&by))?;
     }
     residual_copy.map_or(Ok(()), |copy| dev.copy(&copy, &mut residual))?;
     y_copy.map_or(Ok(()), |copy| dev.copy(&copy, &mut y))

@@ -39,7 +39,7 @@ fn a_raised_flag_reaches_whoever_has_joined_the_mark() {
     wait.raise(clock(&[(7, 3)]));
     assert!(!heir.is_pending() && heir.covers(7, 3) && !heir.covers(7, 4));
     heir.flatten();
-    assert!(!heir.has_waits() && heir.covers(7, 3));
+    assert!(heir.waits.is_empty() && heir.covers(7, 3));
     wait.lower();
     assert!(waiting.is_pending() && !waiting.covers(7, 3));
 }
