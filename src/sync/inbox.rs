@@ -50,6 +50,8 @@ impl<T: Send> Inbox<T> {
     /// Adds an element. Never waits; one allocation.
     pub fn push(&self, value: T) {
         let node = Box::into_raw(Box::new(Node(UnsafeCell::new(Content { value, next: ptr::null_mut() }))));
+        // `take` follows the link by its address: the exchange may find another node where `head` was.
+        node.expose_provenance();
         let mut head = self.head.load(Relaxed);
         loop {
             // SAFETY: the node belongs to this thread until the exchange below succeeds.
@@ -87,7 +89,7 @@ impl<T> Inbox<T> {
             // SAFETY: the swap made this thread the owner of the list, and acquired the senders' writes.
             let older = unsafe { (*node).0.with_mut(|content| mem::replace(&mut (*content).next, oldest)) };
             oldest = node;
-            node = older;
+            node = ptr::with_exposed_provenance_mut(older.addr());
         }
         Drain { oldest, _owns: PhantomData }
     }

@@ -106,5 +106,7 @@ pub(super) unsafe fn set_next<T: Linked>(node: *mut T, next: *mut T) {
 #[inline(always)]
 unsafe fn next_of<T: Linked>(node: *mut T) -> *mut T {
     // SAFETY: as in `set_next`.
-    unsafe { (*node).link().0.with(|link| *link) }
+    let next = unsafe { (*node).link().0.with(|link| *link) };
+    // By its address, which was exposed: a push may have found another node where the one that it had seen was.
+    ptr::with_exposed_provenance_mut(next.addr())
 }

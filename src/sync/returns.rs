@@ -49,6 +49,7 @@ impl<T: Linked> Returns<T> {
     #[inline]
     pub fn push(&self, lane: usize, value: Box<T>) -> Result<(), Box<T>> {
         let node = Box::into_raw(value);
+        node.expose_provenance();
         // This runs in drops of handles, so a wrong lane number must not panic.
         let head = self.lanes.get(lane).unwrap_or(&self.lanes[0]);
         let mut seen = head.load(Relaxed);
