@@ -218,7 +218,7 @@ impl Core {
     }
 
     /// The queue takes no more.
-    pub fn fail_queued(&self, error: &Error) {
+    pub fn fail_queued(self: &Arc<Self>, error: &Error) {
         let mut state = self.state.lock();
         (state.closed, state.ended) = (true, true);
         let mut jobs = state.table.remove_all();
@@ -231,8 +231,7 @@ impl Core {
         deadlines.retain(|(_, rank), _| running.iter().any(|running| running.rank == *rank));
         state.meter.cancelled += jobs.len() as u64;
         let room = mem::take(&mut state.room);
-        self.fail(state, jobs, error);
-        self.wake(room);
+        self.fail(state, jobs, error, Posts { room, has_room: true, ..Posts::default() });
     }
 
     /// Ends a job with an error: immediately if it has not begun (then true), else as an abort of its gang.
@@ -254,8 +253,7 @@ impl Core {
             let mut posts = self.start(&mut state);
             posts.has_room = true;
             posts.room.append(&mut state.room);
-            self.fail(state, vec![job], &error);
-            self.post(posts);
+            self.fail(state, vec![job], &error, posts);
             return true;
         }
         let running = state.running.iter_mut().find(|running| running.rank == rank).map(|running| {
@@ -270,7 +268,7 @@ impl Core {
     }
 
     /// The queue takes no more.
-    pub fn abort(&self, error: &Error) {
+    pub fn abort(self: &Arc<Self>, error: &Error) {
         self.fail_queued(error);
         let running: Vec<_> =
             self.state.lock().running.iter().map(|running| (running.gang.clone(), running.place)).collect();
@@ -375,12 +373,13 @@ impl Core {
         self.changed.notify();
     }
 
-    /// Ends jobs that have not begun.
-    fn fail(&self, mut state: MutexGuard<'_, State>, jobs: Vec<Job>, error: &Error) {
+    /// Ends jobs that have not begun. Posts first: their ends run user code, which may wait for jobs that begin.
+    fn fail(self: &Arc<Self>, mut state: MutexGuard<'_, State>, jobs: Vec<Job>, error: &Error, posts: Posts) {
         let count = jobs.len();
         state.ending += count;
         drop(state);
         ENDING.set(ENDING.get() + count);
+        self.post(posts);
         jobs.into_iter().for_each(|job| job.fail(error));
         ENDING.set(ENDING.get() - count);
         self.lock().ending -= count;
@@ -413,8 +412,7 @@ impl Core {
         // The hopeless ones leave room.
         posts.has_room = true;
         posts.room.append(&mut state.room);
-        self.fail(state, hopeless, &loss);
+        self.fail(state, hopeless, &loss, posts);
         event!(warn, "device_lost", device, "a device of a job queue is lost: jobs that have not begun go elsewhere");
-        self.post(posts);
     }
 }

@@ -1,9 +1,15 @@
 //! Jobs have nothing to do with each other: what one fails with, or drops, or waits for, is not the affair of others.
 
 use crate::{basics::blocker, support::*};
-use gpu_pool::{Error, LaunchDims, extend::train::DeviceInternals, jobs::Jobs, kernel};
+use gpu_pool::{
+    Error, LaunchDims,
+    extend::train::DeviceInternals,
+    jobs::{JobHandle, Jobs},
+    kernel,
+};
 use std::{
     sync::{
+        Mutex,
         atomic::{AtomicBool, Ordering::SeqCst},
         mpsc,
     },
@@ -12,7 +18,7 @@ use std::{
 };
 
 /// A job that ends with the id of its gang.
-fn gang_id(jobs: &Jobs) -> gpu_pool::jobs::JobHandle<u64> {
+fn gang_id(jobs: &Jobs) -> JobHandle<u64> {
     jobs.submit(|dev| Ok(dev.gang())).unwrap()
 }
 
@@ -36,6 +42,61 @@ fn a_failure_is_that_of_its_own_gang() {
         let good = good.wait().unwrap();
         bad.wait().unwrap_err();
         assert!(!has_failed(&jobs, good));
+    });
+}
+
+/// Runs its closure when it is dropped.
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+/// A cancelled gang makes way for a job, and its closure's drop waits for that job.
+#[test]
+fn the_drop_of_a_cancelled_closure_waits_for_a_job() {
+    guarded(|| {
+        let pool = builder().host(2).timeout(Duration::from_secs(3)).build().unwrap();
+        let jobs = pool.jobs().build().unwrap();
+        let (blocked, go) = blocker(&jobs, 0);
+        let (give, given) = mpsc::channel::<JobHandle<u32>>();
+        let (tell, told) = mpsc::channel();
+        let waits = Mutex::new(OnDrop(move || tell.send(given.recv().unwrap().wait()).unwrap()));
+        let gang = jobs.job().gpus(2).submit(move |_, _| Ok(waits.is_poisoned())).unwrap();
+        give.send(jobs.job().on(1).submit(|_| Ok(7)).unwrap()).unwrap();
+        assert_eq!(jobs.stats().queued, 2, "it waits behind the gang");
+        assert!(gang.cancel());
+        assert_eq!(told.recv().unwrap().unwrap(), 7);
+        drop(go);
+        blocked.wait().unwrap();
+    });
+}
+
+/// The closure of a gang is dropped on one of its devices. The other one goes on.
+#[test]
+fn the_drop_of_a_closure_stops_its_own_device_alone() {
+    guarded(|| {
+        let pool = builder().host(2).build().unwrap();
+        let jobs = pool.jobs().build().unwrap();
+        let (begin, begun) = mpsc::channel();
+        let (tell, told) = mpsc::channel();
+        // It goes on when a job has begun on the other device.
+        let waits = Mutex::new(OnDrop(move || tell.send(begun.recv_timeout(TIMEOUT / 20)).unwrap()));
+        let (go, gone) = mpsc::channel::<()>();
+        let gone = Mutex::new(gone);
+        let gang =
+            jobs.job().gpus(2).submit(move |_, _| Ok(gone.lock().unwrap().recv().is_err() && !waits.is_poisoned()));
+        let gang = gang.unwrap();
+        let next = [0, 1].map(|device| {
+            let begin = begin.clone();
+            jobs.job().on(device).submit(move |_| begin.send(()).map_err(Error::custom)).unwrap()
+        });
+        drop(go);
+        assert_eq!(gang.wait().unwrap(), [true; 2]);
+        assert_eq!(told.recv().unwrap(), Ok(()));
+        drop(next);
     });
 }
 
