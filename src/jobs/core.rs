@@ -137,15 +137,14 @@ impl Core {
         }
         fail_if!(state.table.len() >= self.bound && !on_device_thread(), Refused::Full(job));
         let rank = state.table.add(need, job);
-        let first = deadline.is_some_and(|(deadline, limit)| {
+        let news = deadline.is_some_and(|(deadline, limit)| {
             state.deadlines.insert((deadline, rank), limit);
-            state.deadlines.first_key_value().is_some_and(|(first, _)| *first == (deadline, rank))
+            !state.keeper || state.deadlines.first_key_value().is_some_and(|(first, _)| *first == (deadline, rank))
         });
-        let keeper = first && !mem::replace(&mut state.keeper, true);
         let posts = self.start(&mut state);
         drop(state);
-        if first {
-            self.keep(keeper);
+        if news {
+            self.keep();
         }
         self.post(posts);
         Ok(rank)

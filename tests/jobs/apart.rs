@@ -100,6 +100,28 @@ fn the_drop_of_a_closure_stops_its_own_device_alone() {
     });
 }
 
+/// A drop that waits for a job with a later deadline keeps nobody from looking at that one.
+#[test]
+fn a_drop_at_a_deadline_does_not_stop_the_others() {
+    guarded_for(TIMEOUT / 10, || {
+        let pool = builder().host(1).build().unwrap();
+        let jobs = pool.jobs().build().unwrap();
+        let runs = jobs.job().deadline(Duration::from_secs(3)).submit(|dev| {
+            while !dev.cancelled() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        });
+        let inner = jobs.clone();
+        let closes = Mutex::new(OnDrop(move || drop(inner.close())));
+        let queued = jobs.job().deadline(Duration::from_secs(1)).submit(move |_| Ok(closes.is_poisoned()));
+        let error = runs.unwrap().wait().unwrap_err();
+        assert!(matches!(error, Error::Timeout { .. }), "{error}");
+        // On a slow machine it may have run.
+        drop(queued.unwrap().wait());
+    });
+}
+
 static GO: AtomicBool = AtomicBool::new(false);
 
 kernel! {
