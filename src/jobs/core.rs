@@ -233,8 +233,9 @@ impl Core {
         self.fail(state, jobs, error, Posts { room, has_room: true, ..Posts::default() });
     }
 
-    /// Ends a job with an error: immediately if it has not begun (then true), else as an abort of its gang.
-    pub fn cancel(self: &Arc<Self>, rank: Rank, error: Error) -> bool {
+    /// Ends a job with an error: immediately if it has not begun (then true); else, if `begun` says so, by an abort of
+    /// its gang.
+    pub fn cancel(self: &Arc<Self>, rank: Rank, error: Error, begun: bool) -> bool {
         let mut state = self.state.lock();
         let mut found = state.table.remove(rank).map(|(_, job)| job);
         if found.is_none() {
@@ -255,7 +256,7 @@ impl Core {
             self.fail(state, vec![job], &error, posts);
             return true;
         }
-        let running = state.running.iter_mut().find(|running| running.rank == rank).map(|running| {
+        let running = state.running.iter_mut().find(|running| begun && running.rank == rank).map(|running| {
             running.cancelled = true;
             (running.gang.clone(), running.place)
         });

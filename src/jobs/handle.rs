@@ -121,7 +121,7 @@ impl<T: Send> JobHandle<T> {
                 seen = now;
                 stall.renew();
             } else if stall.is_over() && !self.core.has_begun(self.rank) {
-                self.core.cancel(self.rank, self.core.shared.timeout_of_all(op, stall.waited()));
+                self.core.cancel(self.rank, self.core.shared.timeout_of_all(op, stall.waited()), false);
             }
         }
     }
@@ -136,7 +136,7 @@ impl<T: Send> JobHandle<T> {
     /// Either way the answer is [`Error::Cancelled`], unless the closure has ended. Returns whether it had not begun.
     #[track_caller]
     pub fn cancel(&self) -> bool {
-        self.core.cancel(self.rank, Error::Cancelled { op: "cancel", site: Location::caller() })
+        self.core.cancel(self.rank, Error::Cancelled { op: "cancel", site: Location::caller() }, true)
     }
 
     /// The device on which the job runs or has run, of a gang the first one. `None` if it has not begun, and after its
@@ -149,9 +149,7 @@ impl<T: Send> JobHandle<T> {
 impl<T> JobHandle<T> {
     /// Cancels the job of a dropped map, if it has not begun.
     pub(super) fn give_up(self, site: crate::error::Site) {
-        if !self.core.has_begun(self.rank) {
-            self.core.cancel(self.rank, Error::Cancelled { op: "map", site });
-        }
+        self.core.cancel(self.rank, Error::Cancelled { op: "map", site }, false);
     }
 }
 

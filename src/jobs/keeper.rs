@@ -58,6 +58,6 @@ impl Core {
             Some(place) => self.shared.timeout("job", waited, vec![place]),
             None => self.shared.timeout_of_all("job", waited),
         };
-        self.cancel(rank, error);
+        self.cancel(rank, error, true);
     }
 }

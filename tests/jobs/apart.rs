@@ -9,8 +9,8 @@ use gpu_pool::{
 };
 use std::{
     sync::{
-        Mutex,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
         mpsc,
     },
     thread,
@@ -119,6 +119,29 @@ fn a_drop_at_a_deadline_does_not_stop_the_others() {
         assert!(matches!(error, Error::Timeout { .. }), "{error}");
         // On a slow machine it may have run.
         drop(queued.unwrap().wait());
+    });
+}
+
+/// Jobs that begin while their map is dropped run to their ends.
+#[test]
+fn a_dropped_map_aborts_nothing() {
+    guarded(|| {
+        let pool = builder().host(2).build().unwrap();
+        let jobs = pool.jobs().build().unwrap();
+        let aborted = Arc::new(AtomicUsize::new(0));
+        for _ in 0..cases(8000, 40_000) {
+            let counted = aborted.clone();
+            let mut results = jobs.map(0..100, move |dev, _| {
+                for _ in 0..100 {
+                    std::hint::spin_loop();
+                }
+                counted.fetch_add(usize::from(dev.cancelled()), SeqCst);
+                Ok(())
+            });
+            results.next().unwrap().unwrap();
+        }
+        jobs.close().unwrap();
+        assert_eq!(aborted.load(SeqCst), 0);
     });
 }
 
