@@ -11,7 +11,7 @@ use crate::{
     gang::{Visit, dispatch::Entry, next_place},
     memory::DeviceHandle,
     scope::{ORDER, Wakers, gang, queues},
-    sync::{EventCount, Sequence},
+    sync::{EventCount, Sequence, unique_id},
     thread::worker::{Shared, Worker, on_device_thread},
 };
 use parking_lot::{Mutex, MutexGuard};
@@ -28,7 +28,7 @@ pub(super) struct Posts {
     visits: SmallVec<[usize; 4]>,
     wakes: SmallVec<[usize; 4]>,
     gangs: Vec<Arc<GangJob>>,
-    room: Vec<Waker>,
+    room: BTreeMap<u64, Waker>,
     has_room: bool,
 }
 
@@ -42,6 +42,35 @@ pub(super) enum Refused {
     /// The queue is full. Here is the job.
     Full(Job),
     Error(Error),
+}
+
+/// One that waits for room in a queue. Its drop takes its waker away.
+pub(super) struct Ticket(Arc<Core>, u64);
+
+impl Ticket {
+    pub fn new(core: &Arc<Core>) -> Self {
+        Ticket(core.clone(), unique_id())
+    }
+
+    /// As [`Core::has_room`]; if there is none, the last `waker` is woken when there is.
+    pub fn has_room(&self, waker: &Waker) -> bool {
+        let Ticket(core, number) = self;
+        let own = waker.clone();
+        let mut state = core.lock();
+        let room = state.closed || state.table.len() < core.bound;
+        let old = if room { None } else { state.room.insert(*number, own) };
+        // Drops of wakers are user code.
+        drop(state);
+        drop(old);
+        room
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let waker = self.0.lock().room.remove(&self.1);
+        drop(waker);
+    }
 }
 
 pub(super) struct Core {
@@ -81,7 +110,7 @@ impl Core {
             closed: false,
             ended: false,
             loss: None,
-            room: Vec::new(),
+            room: BTreeMap::new(),
             deadlines: BTreeMap::new(),
             keeper: false,
             meter: Meter::new(devices),
@@ -112,17 +141,6 @@ impl Core {
     pub fn has_room(&self) -> bool {
         let state = self.state.lock();
         state.closed || state.table.len() < self.bound
-    }
-
-    /// As [`has_room`](Self::has_room); if there is none, `waker` is woken when there is.
-    pub fn poll_room(&self, waker: &Waker) -> bool {
-        let own = waker.clone();
-        let mut state = self.state.lock();
-        let room = state.closed || state.table.len() < self.bound;
-        if !room && !state.room.iter().any(|other| other.will_wake(&own)) {
-            state.room.push(own);
-        }
-        room
     }
 
     pub fn submit(self: &Arc<Self>, op: &'static str, need: Need, job: Job) -> Result<Rank, Refused> {
@@ -285,9 +303,9 @@ impl Core {
         self.wake(room);
     }
 
-    fn wake(&self, room: Vec<Waker>) {
+    fn wake(&self, room: BTreeMap<u64, Waker>) {
         self.changed.notify();
-        room.into_iter().for_each(|waker| {
+        room.into_values().for_each(|waker| {
             contain(|| waker.wake());
         });
     }

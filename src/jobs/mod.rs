@@ -18,7 +18,7 @@ mod stats;
 mod visit;
 
 use self::{
-    core::{Core, Refused},
+    core::{Core, Refused, Ticket},
     job::{Answer, Answers, Ended, Job, Packet, Placed, Single},
     placement::{Need, Rank, Table},
     state::Running,

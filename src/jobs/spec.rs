@@ -1,7 +1,7 @@
 //! A job with its options, and its way into the queue.
 
 use super::{
-    Job, Jobs, Need, Packet, Rank, Refused, Single,
+    Job, Jobs, Need, Packet, Rank, Refused, Single, Ticket,
     core::Core,
     handle::JobHandle,
     job::{Each, Extras, GivesBack},
@@ -215,7 +215,8 @@ macro_rules! submission {
                             Err(Refused::Error(error)) => return Err(error),
                             Err(Refused::Full(job)) => job,
                         };
-                        poll_fn(|cx| if core.poll_room(cx.waker()) { Poll::Ready(()) } else { Poll::Pending }).await;
+                        let ticket = Ticket::new(&core);
+                        poll_fn(|cx| if ticket.has_room(cx.waker()) { Poll::Ready(()) } else { Poll::Pending }).await;
                     }
                 }
             }

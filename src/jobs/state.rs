@@ -35,7 +35,8 @@ pub(super) struct State {
     pub closed: bool,
     pub ended: bool,
     pub loss: Option<Error>,
-    pub room: Vec<Waker>,
+    /// By the number of a ticket: who waits for room.
+    pub room: BTreeMap<u64, Waker>,
     pub deadlines: BTreeMap<(Instant, Rank), Duration>,
     pub keeper: bool,
     pub meter: Meter,

@@ -1,6 +1,10 @@
 //! Jobs have nothing to do with each other: what one fails with, or drops, or waits for, is not the affair of others.
 
-use crate::{basics::blocker, support::*};
+use crate::{
+    attacks::{Counted, poll},
+    basics::blocker,
+    support::*,
+};
 use gpu_pool::{
     Error, LaunchDims,
     extend::train::DeviceInternals,
@@ -8,11 +12,13 @@ use gpu_pool::{
     kernel,
 };
 use std::{
+    pin::pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
         mpsc,
     },
+    task::{Poll, Waker},
     thread,
     time::Duration,
 };
@@ -142,6 +148,37 @@ fn a_dropped_map_aborts_nothing() {
         }
         jobs.close().unwrap();
         assert_eq!(aborted.load(SeqCst), 0);
+    });
+}
+
+/// Futures that wait for room, and are polled again with other wakers, or dropped, leave no waker in the queue.
+#[test]
+fn a_dropped_future_leaves_no_waker() {
+    guarded(|| {
+        let pool = builder().host(1).build().unwrap();
+        let jobs = pool.jobs().queue(1).build().unwrap();
+        let (blocked, go) = blocker(&jobs, 0);
+        let queued = jobs.submit(|_| Ok(2)).unwrap();
+        let wakers: Vec<_> = (0..1000).map(|_| Arc::new(Counted(Arc::default()))).collect();
+        let alive = || wakers.iter().filter(|waker| Arc::strong_count(waker) > 1).count();
+        let mut last = pin!(jobs.submit_async(|_| Ok(3)));
+        let mut squares = jobs.stream(0..3u32, |_, i| Ok(i * i));
+        for waker in &wakers {
+            let waker = Waker::from(waker.clone());
+            assert!(poll(pin!(jobs.submit_async(|_| Ok(()))), &waker).is_pending());
+            assert!(poll(last.as_mut(), &waker).is_pending());
+            assert!(poll(pin!(squares.next()), &waker).is_pending());
+        }
+        assert_eq!(alive(), 1, "the last one, which waits");
+        drop(squares);
+        drop(go);
+        blocked.wait().unwrap();
+        assert_eq!(queued.wait().unwrap(), 2);
+        let woken = &wakers[wakers.len() - 1].0;
+        until("the last one is woken", || woken.load(SeqCst) > 0).unwrap();
+        let Poll::Ready(last) = poll(last, Waker::noop()) else { panic!("there is room") };
+        assert_eq!(last.unwrap().wait().unwrap(), 3);
+        until("no waker is left", || alive() == 0).unwrap();
     });
 }
 
