@@ -98,8 +98,10 @@ impl Core {
     ) -> Arc<Self> {
         let devices = shared.device_count();
         let capacity = |handle: &Arc<DeviceHandle>| {
-            let total = handle.driver.info().total_memory;
-            shared.memory.limit.map_or(total, |limit| limit.of(total))
+            // As of the device's cache; but no limit is more than the GPU has.
+            let whole = handle.driver.info().total_memory;
+            let part = whole / handle.sharers as u64;
+            shared.memory.limit.map_or(part, |limit| limit.of(part)).min(whole)
         };
         let state = State {
             table: Table::new(shared.handles.iter().map(capacity), overlap),

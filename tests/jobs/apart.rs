@@ -6,7 +6,8 @@ use crate::{
     support::*,
 };
 use gpu_pool::{
-    Error, LaunchDims,
+    Builder, Error, GpuPool, LaunchDims,
+    extend::driver::host::on_one_gpu,
     extend::train::DeviceInternals,
     jobs::{JobHandle, Jobs},
     kernel,
@@ -180,6 +181,22 @@ fn a_dropped_future_leaves_no_waker() {
         assert_eq!(last.unwrap().wait().unwrap(), 3);
         until("no waker is left", || alive() == 0).unwrap();
     });
+}
+
+/// No job books more than its device can get: of a shared GPU, its part.
+#[test]
+fn no_job_books_more_than_its_device_has() {
+    let most = |pool: GpuPool| pool.jobs().build().unwrap().stats().devices[0].limit;
+    let pool = builder().host(1).build().unwrap();
+    let whole = most(pool);
+    let pool = builder().host(1).memory_limit(u64::MAX).build().unwrap();
+    let refused = pool.jobs().build().unwrap().job().memory(1 << 60).submit(|_| Ok(()));
+    assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
+    let shared = |limit: fn(Builder) -> Builder| on_one_gpu(|| limit(builder().host(4)).build()).unwrap();
+    assert_eq!(most(shared(|builder| builder)), whole / 4);
+    assert_eq!(most(shared(|builder| builder.memory_limit_percent(50.0))), whole / 8);
+    assert_eq!(most(shared(|builder| builder.memory_limit(3 << 20))), 3 << 20);
+    assert_eq!(most(shared(|builder| builder.memory_limit(u64::MAX))), whole);
 }
 
 static GO: AtomicBool = AtomicBool::new(false);
