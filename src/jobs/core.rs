@@ -16,11 +16,18 @@ use crate::{
 };
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
-use std::{cell::Cell, collections::BTreeMap, mem, rc::Rc, sync::Arc, task::Waker};
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    mem, ptr,
+    rc::Rc,
+    sync::Arc,
+    task::Waker,
+};
 
 thread_local! {
-    /// Jobs that this thread ends: a drop of a user's value there does not wait for itself.
-    static ENDING: Cell<usize> = const { Cell::new(0) };
+    /// Jobs that this thread ends, by queue: a drop of a user's value there does not wait for itself.
+    static ENDING: RefCell<Vec<(*const Core, usize)>> = const { RefCell::new(Vec::new()) };
 }
 
 #[derive(Default)]
@@ -314,7 +321,10 @@ impl Core {
 
     pub fn is_idle(&self) -> bool {
         let state = self.state.lock();
-        state.table.len() + state.begun() + state.ending.saturating_sub(ENDING.get()) == 0
+        let own = |ending: &RefCell<Vec<(*const Core, usize)>>| -> usize {
+            ending.borrow().iter().filter(|(core, _)| ptr::eq(*core, self)).map(|(_, count)| count).sum()
+        };
+        state.table.len() + state.begun() + state.ending == ENDING.try_with(own).unwrap_or(0)
     }
 
     /// `None` also for a gang that has not begun.
@@ -398,10 +408,11 @@ impl Core {
         let count = jobs.len();
         state.ending += count;
         drop(state);
-        ENDING.set(ENDING.get() + count);
+        // A thread that ends has no list any more.
+        let _ = ENDING.try_with(|ending| ending.borrow_mut().push((Arc::as_ptr(self), count)));
         self.post(posts);
         jobs.into_iter().for_each(|job| job.fail(error));
-        ENDING.set(ENDING.get() - count);
+        let _ = ENDING.try_with(|ending| ending.borrow_mut().pop());
         self.lock().ending -= count;
         self.changed.notify();
     }

@@ -61,6 +61,32 @@ impl<F: FnMut()> Drop for OnDrop<F> {
     }
 }
 
+/// A thread that ends a job of one queue waits nevertheless for all of another one.
+#[test]
+fn a_close_in_the_drop_of_another_queue() {
+    guarded(|| {
+        let pool = builder().host(1).build().unwrap();
+        let (jobs, other) = (pool.jobs().build().unwrap(), pool.jobs().build().unwrap());
+        let (drops, dropping) = mpsc::channel();
+        let (go, gone) = mpsc::channel::<()>();
+        let slow = Mutex::new(OnDrop(move || {
+            drops.send(()).unwrap();
+            gone.recv().unwrap();
+            thread::sleep(Duration::from_millis(50));
+        }));
+        let job = jobs.submit(move |_| Ok(slow.is_poisoned())).unwrap();
+        dropping.recv().unwrap();
+        let (tell, told) = mpsc::channel();
+        let closes = Mutex::new(OnDrop(move || {
+            go.send(()).unwrap();
+            jobs.close().unwrap();
+            tell.send(job.is_finished()).unwrap();
+        }));
+        assert!(other.submit(move |_| Ok(closes.is_poisoned())).unwrap().cancel());
+        assert!(told.recv().unwrap(), "the answer comes before the close returns");
+    });
+}
+
 /// A cancelled gang makes way for a job, and its closure's drop waits for that job.
 #[test]
 fn the_drop_of_a_cancelled_closure_waits_for_a_job() {
