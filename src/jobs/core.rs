@@ -6,7 +6,7 @@
 
 use super::{Ended, Job, Meter, Need, Placed, Rank, Running, Table, gang::GangJob, placement::Start, state::State};
 use crate::{
-    contain::contain,
+    contain::{Contained, contain},
     error::{Error, Result},
     gang::{Visit, dispatch::Entry, next_place},
     memory::DeviceHandle,
@@ -93,7 +93,7 @@ pub(super) struct Core {
     pub changed: EventCount,
     /// Told when a deadline is earlier than all others.
     pub keeper: EventCount,
-    pub progress: Option<Box<super::stats::OnProgress>>,
+    pub progress: Option<Contained<Box<super::stats::OnProgress>>>,
 }
 
 impl Core {
@@ -133,7 +133,7 @@ impl Core {
             wakers: shared.wakers.iter().map(|waker| [waker.clone()].into()).collect(),
             changed: EventCount::new(),
             keeper: EventCount::new(),
-            progress,
+            progress: progress.map(Contained::new),
         })
     }
 
@@ -397,7 +397,7 @@ impl Core {
         job.end(Ended { how, place: Some(place), known: worker.handle.hand_over() });
         if let Some(progress) = &self.progress {
             let stats = self.lock().meter.progress();
-            contain(|| progress(stats));
+            contain(|| (**progress)(stats));
         }
         self.lock().ending -= 1;
         self.changed.notify();

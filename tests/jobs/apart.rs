@@ -1,6 +1,7 @@
 //! Jobs have nothing to do with each other: what one fails with, or drops, or waits for, is not the affair of others.
 
 use crate::{
+    Bomb,
     attacks::{Counted, poll},
     basics::blocker,
     support::*,
@@ -84,6 +85,24 @@ fn a_close_in_the_drop_of_another_queue() {
         }));
         assert!(other.submit(move |_| Ok(closes.is_poisoned())).unwrap().cancel());
         assert!(told.recv().unwrap(), "the answer comes before the close returns");
+    });
+}
+
+/// The callback goes with the last reference to its queue, which a device's thread may have.
+#[test]
+fn a_callback_whose_drop_panics_fails_no_scope() {
+    guarded(|| {
+        let pool = builder().host(1).build().unwrap();
+        let (captured, dropped) = (Bomb, Arc::new(()));
+        let kept = dropped.clone();
+        let jobs = pool.jobs().on_progress(move |_| assert!(size_of_val(&captured) + size_of_val(&kept) > 0));
+        let jobs = jobs.build().unwrap();
+        let (blocked, go) = blocker(&jobs, 0);
+        drop((jobs, blocked));
+        drop(go);
+        until("the queue is freed", || Arc::strong_count(&dropped) == 1).unwrap();
+        pool.run(|_, _| Ok(())).unwrap();
+        pool.close().unwrap();
     });
 }
 
