@@ -11,7 +11,7 @@ use crate::{
     gang::{Visit, dispatch::Entry, next_place},
     memory::DeviceHandle,
     scope::{ORDER, Wakers, gang, queues},
-    sync::{EventCount, Sequence, unique_id},
+    sync::{EventCount, Sequence},
     thread::worker::{Shared, Worker, on_device_thread},
 };
 use parking_lot::{Mutex, MutexGuard};
@@ -23,6 +23,7 @@ use std::{
     rc::Rc,
     sync::Arc,
     task::Waker,
+    time::Instant,
 };
 
 thread_local! {
@@ -51,39 +52,10 @@ pub(super) enum Refused {
     Error(Error),
 }
 
-/// One that waits for room in a queue. Its drop takes its waker away.
-pub(super) struct Ticket(Arc<Core>, u64);
-
-impl Ticket {
-    pub fn new(core: &Arc<Core>) -> Self {
-        Ticket(core.clone(), unique_id())
-    }
-
-    /// As [`Core::has_room`]; if there is none, the last `waker` is woken when there is.
-    pub fn has_room(&self, waker: &Waker) -> bool {
-        let Ticket(core, number) = self;
-        let own = waker.clone();
-        let mut state = core.lock();
-        let room = state.closed || state.table.len() < core.bound;
-        let old = if room { None } else { state.room.insert(*number, own) };
-        // Drops of wakers are user code.
-        drop(state);
-        drop(old);
-        room
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        let waker = self.0.lock().room.remove(&self.1);
-        drop(waker);
-    }
-}
-
 pub(super) struct Core {
     pub shared: Arc<Shared>,
     state: Mutex<State>,
-    bound: usize,
+    pub bound: usize,
     pub overlap: usize,
     /// By device: how often it was given a job. Its thread looks at this without the lock.
     pub given: Vec<Sequence>,
@@ -162,7 +134,12 @@ impl Core {
             let error = loss.unwrap_or_else(|| Error::invalid_at(site, op, why));
             return Err(Refused::Error(error));
         }
-        fail_if!(state.table.len() >= self.bound && !on_device_thread(), Refused::Full(job));
+        if state.table.len() >= self.bound && !on_device_thread() {
+            drop(state);
+            let late = deadline.filter(|(deadline, _)| *deadline <= Instant::now());
+            let late = late.map(|(_, limit)| Refused::Error(self.shared.timeout_of_all("job", limit)));
+            return Err(late.unwrap_or(Refused::Full(job)));
+        }
         let rank = state.table.add(need, job);
         let news = deadline.is_some_and(|(deadline, limit)| {
             state.deadlines.insert((deadline, rank), limit);

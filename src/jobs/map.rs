@@ -70,7 +70,7 @@ where
                         Some(waker) if self.ticket.has_room(waker) => {}
                         Some(_) => return,
                         None => {
-                            if let Err(error) = core.wait_while("map", || !core.has_room()) {
+                            if let Err(error) = core.wait_while("map", None, || !core.has_room()) {
                                 self.waiting = None;
                                 self.ahead.push_back(Err(error));
                                 return;

@@ -132,7 +132,8 @@ setters! { JobSpec<'_, K> [K];
     /// place in the queue.
     pub fn priority(self, priority: i32) { self.need.priority = priority; }
 
-    /// The job must be over so long after its submission; otherwise it is cancelled, with [`Error::Timeout`].
+    /// The job must be over so long after its submission; otherwise it is cancelled, with [`Error::Timeout`]. A
+    /// submission that still waits for room then fails with it; one by `submit_async` when it is polled next.
     pub fn deadline(self, limit: Duration) { self.limit = Some(limit); }
 }
 
@@ -145,7 +146,8 @@ impl Core {
                 Err(Refused::Error(error)) => return Err(error),
                 Err(Refused::Full(job)) => job,
             };
-            self.wait_while(op, || !self.has_room())?;
+            let until = job.packet().deadline().map(|(deadline, _)| deadline);
+            self.wait_while(op, until, || !self.has_room())?;
         }
     }
 }
@@ -216,7 +218,12 @@ macro_rules! submission {
                             Err(Refused::Full(job)) => job,
                         };
                         let ticket = Ticket::new(&core);
-                        poll_fn(|cx| if ticket.has_room(cx.waker()) { Poll::Ready(()) } else { Poll::Pending }).await;
+                        let late = || job.packet().deadline().is_some_and(|(deadline, _)| deadline <= Instant::now());
+                        poll_fn(|cx| match ticket.has_room(cx.waker()) || late() {
+                            true => Poll::Ready(()),
+                            false => Poll::Pending,
+                        })
+                        .await;
                     }
                 }
             }

@@ -1,9 +1,10 @@
 //! What a queue's [core](super::core) knows under its lock.
 
-use super::{Job, Meter, Packet, Placed, Rank, Table, gang::GangJob};
+use super::{Job, Meter, Packet, Placed, Rank, Table, core::Core, gang::GangJob};
 use crate::{
     error::{BookedJob, Error},
     gang::Gang,
+    sync::unique_id,
 };
 use std::{
     collections::BTreeMap,
@@ -40,6 +41,35 @@ pub(super) struct State {
     pub deadlines: BTreeMap<(Instant, Rank), Duration>,
     pub keeper: bool,
     pub meter: Meter,
+}
+
+/// One that waits for room in a queue. Its drop takes its waker away.
+pub(super) struct Ticket(Arc<Core>, u64);
+
+impl Ticket {
+    pub fn new(core: &Arc<Core>) -> Self {
+        Ticket(core.clone(), unique_id())
+    }
+
+    /// As [`Core::has_room`]; if there is none, the last `waker` is woken when there is.
+    pub fn has_room(&self, waker: &Waker) -> bool {
+        let Ticket(core, number) = self;
+        let own = waker.clone();
+        let mut state = core.lock();
+        let room = state.closed || state.table.len() < core.bound;
+        let old = if room { None } else { state.room.insert(*number, own) };
+        // Drops of wakers are user code.
+        drop(state);
+        drop(old);
+        room
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let waker = self.0.lock().room.remove(&self.1);
+        drop(waker);
+    }
 }
 
 impl State {

@@ -244,6 +244,32 @@ fn no_job_books_more_than_its_device_has() {
     assert_eq!(most(shared(|builder| builder.memory_limit(u64::MAX))), whole);
 }
 
+/// A deadline is that of a submission, too, while the queue is full.
+#[test]
+fn a_submission_to_a_full_queue_keeps_its_deadline() {
+    guarded_for(TIMEOUT / 10, || {
+        let pool = builder().host(1).build().unwrap();
+        let jobs = pool.jobs().queue(1).build().unwrap();
+        let (blocked, go) = blocker(&jobs, 0);
+        let queued = jobs.submit(|_| Ok(2)).unwrap();
+        let limit = Duration::from_millis(10);
+        let late = || jobs.job().deadline(limit);
+        let waits = late().submit(|_| Ok(()));
+        assert!(matches!(waits, Err(Error::Timeout { waited, .. }) if waited == limit), "{waits:?}");
+        let mut waits = pin!(late().submit_async(|_| Ok(())));
+        let waits = loop {
+            match poll(waits.as_mut(), Waker::noop()) {
+                Poll::Ready(answer) => break answer,
+                Poll::Pending => thread::sleep(limit),
+            }
+        };
+        assert!(matches!(waits, Err(Error::Timeout { waited, .. }) if waited == limit), "{waits:?}");
+        drop(go);
+        blocked.wait().unwrap();
+        assert_eq!(queued.wait().unwrap(), 2);
+    });
+}
+
 static GO: AtomicBool = AtomicBool::new(false);
 
 kernel! {
