@@ -14,13 +14,13 @@ use gpu_pool::{
     kernel,
 };
 use std::{
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
         mpsc,
     },
-    task::{Poll, Waker},
+    task::{Poll, Wake, Waker},
     thread,
     time::Duration,
 };
@@ -267,6 +267,55 @@ fn a_submission_to_a_full_queue_keeps_its_deadline() {
         drop(go);
         blocked.wait().unwrap();
         assert_eq!(queued.wait().unwrap(), 2);
+    });
+}
+
+/// A closure that awaits a job would stop its device's thread.
+#[test]
+fn a_job_that_awaits_another_one_is_told() {
+    guarded_for(TIMEOUT / 10, || {
+        let pool = builder().host(1).build().unwrap();
+        let jobs = pool.jobs().build().unwrap();
+        let inner = jobs.clone();
+        let wrong = jobs.submit(move |_| pollster::block_on(inner.submit(|_| Ok(7))?));
+        let error = wrong.unwrap().wait().unwrap_err();
+        assert!(matches!(error, Error::NestedScope { op: "poll", .. }), "{error}");
+        // What is over can be had.
+        let over = jobs.submit(|_| Ok(7)).unwrap();
+        until("it is over", || over.is_finished()).unwrap();
+        assert_eq!(jobs.submit(move |_| pollster::block_on(over)).unwrap().wait().unwrap(), 7);
+    });
+}
+
+/// An executor that polls when it is woken.
+struct Inline(Mutex<JobHandle<u32>>, mpsc::Sender<bool>);
+
+impl Wake for Inline {
+    fn wake(self: Arc<Self>) {
+        let Inline(handle, tell) = &*self;
+        let mut handle = handle.lock().unwrap();
+        tell.send(poll(Pin::new(&mut *handle), Waker::noop()).is_pending()).unwrap();
+    }
+}
+
+/// A device's thread wakes after the closure's end, and there a poll is no wait.
+#[test]
+fn a_waker_may_poll_on_a_devices_thread() {
+    guarded(|| {
+        let pool = builder().host(1).build().unwrap();
+        let jobs = pool.jobs().build().unwrap();
+        let (blocked, go) = blocker(&jobs, 0);
+        let mut first = jobs.submit(|_| Ok(1)).unwrap();
+        let (next, last) = mpsc::channel::<()>();
+        let second = jobs.submit(move |_| Ok(2 + u32::from(last.recv().is_ok()))).unwrap();
+        let (tell, told) = mpsc::channel();
+        let waker = Waker::from(Arc::new(Inline(Mutex::new(second), tell)));
+        assert!(poll(Pin::new(&mut first), &waker).is_pending());
+        drop(go);
+        assert!(told.recv().unwrap(), "it is pending");
+        assert_eq!(first.wait().unwrap(), 1);
+        drop(next);
+        blocked.wait().unwrap();
     });
 }
 
