@@ -16,15 +16,7 @@ use crate::{
 };
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
-use std::{
-    cell::{Cell, RefCell},
-    collections::BTreeMap,
-    mem, ptr,
-    rc::Rc,
-    sync::Arc,
-    task::Waker,
-    time::Instant,
-};
+use std::{cell::RefCell, collections::BTreeMap, mem, ptr, rc::Rc, sync::Arc, task::Waker, time::Instant};
 
 thread_local! {
     /// Jobs that this thread ends, by queue: a drop of a user's value there does not wait for itself.
@@ -209,7 +201,7 @@ impl Core {
         let shared = &self.shared;
         let entering = shared.entering.enter();
         let pool = shared.handles[0].pool;
-        let place = Cell::new(0);
+        let place = std::cell::Cell::new(0);
         ORDER.enter_each(&queues(shared, devices), |rank| {
             if rank == 0 {
                 place.set(next_place());
@@ -298,10 +290,9 @@ impl Core {
 
     pub fn is_idle(&self) -> bool {
         let state = self.state.lock();
-        let own = |ending: &RefCell<Vec<(*const Core, usize)>>| -> usize {
-            ending.borrow().iter().filter(|(core, _)| ptr::eq(*core, self)).map(|(_, count)| count).sum()
-        };
-        state.table.len() + state.begun() + state.ending == ENDING.try_with(own).unwrap_or(0)
+        let count = |&(core, count): &(*const Core, usize)| if ptr::eq(core, self) { count } else { 0 };
+        let own = ENDING.try_with(|ending| ending.borrow().iter().map(count).sum());
+        state.table.len() + state.begun() + state.ending == own.unwrap_or(0usize)
     }
 
     /// `None` also for a gang that has not begun.

@@ -24,10 +24,8 @@ impl Core {
                     state.keeper = false;
                     return;
                 };
-                drop(state);
                 let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
-                    let mut state = core.lock();
                     state.deadlines.remove(&(deadline, rank));
                     state.keeper = false;
                     drop(state);
@@ -40,6 +38,7 @@ impl Core {
                     }
                     continue;
                 }
+                drop(state);
                 let other = || core.lock().deadlines.first_key_value().is_none_or(|(first, _)| first.1 != rank);
                 core.keeper.wait_until(Some(left.min(Duration::from_millis(100))), || other().then_some(()));
             }

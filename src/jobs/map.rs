@@ -4,7 +4,7 @@ use super::{Answers, Job, JobHandle, Jobs, Need, Refused, Single, Ticket};
 use crate::{
     Device,
     error::{Result, Site},
-    sync::Returned,
+    sync::{Returned, unique_id},
 };
 use std::{
     collections::VecDeque,
@@ -40,7 +40,7 @@ where
     #[track_caller]
     pub(super) fn new(jobs: &Jobs, items: I, f: F) -> Self {
         let (jobs, items, f, site) = (jobs.clone(), items.fuse(), Arc::new(f), Location::caller());
-        let ticket = Ticket::new(&jobs.core);
+        let ticket = Ticket(jobs.core.clone(), unique_id(), None);
         JobMap { jobs, items, f, site, ahead: VecDeque::new(), waiting: None, ticket }
     }
 
@@ -67,7 +67,7 @@ where
                         return;
                     }
                     match waker {
-                        Some(waker) if self.ticket.has_room(waker) => {}
+                        Some(waker) if self.ticket.is_over(waker) => {}
                         Some(_) => return,
                         None => {
                             if let Err(error) = core.wait_while("map", None, || !core.has_room()) {

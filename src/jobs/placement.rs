@@ -70,12 +70,9 @@ struct Place {
 }
 
 impl Place {
-    fn free(&self) -> u64 {
-        self.capacity.saturating_sub(self.resident).saturating_sub(self.booked)
-    }
-
     fn fits(&self, bytes: u64) -> bool {
-        bytes <= self.capacity && (self.flying == 0 || bytes.max(1) <= self.free())
+        let free = self.capacity.saturating_sub(self.resident).saturating_sub(self.booked);
+        bytes <= self.capacity && (self.flying == 0 || bytes.max(1) <= free)
     }
 }
 
@@ -325,8 +322,9 @@ impl<J> Table<J> {
         let mut devices: Devices = self.alive().filter(may).collect();
         devices.sort_by_key(|&device| {
             let place = &self.places[device];
+            let free = place.capacity.saturating_sub(place.resident).saturating_sub(place.booked);
             match need.gpus {
-                1 => (Reverse(place.free()), place.flying, device),
+                1 => (Reverse(free), place.flying, device),
                 _ => (Reverse(0), place.flying, device),
             }
         });

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     Device, Group,
     error::{Error, Result, Site},
-    sync::Returned,
+    sync::{Returned, unique_id},
 };
 use parking_lot::Mutex;
 use std::{
@@ -146,8 +146,7 @@ impl Core {
                 Err(Refused::Error(error)) => return Err(error),
                 Err(Refused::Full(job)) => job,
             };
-            let until = job.packet().deadline().map(|(deadline, _)| deadline);
-            self.wait_while(op, until, || !self.has_room())?;
+            self.wait_while(op, job.packet().until(), || !self.has_room())?;
         }
     }
 }
@@ -217,13 +216,8 @@ macro_rules! submission {
                             Err(Refused::Error(error)) => return Err(error),
                             Err(Refused::Full(job)) => job,
                         };
-                        let ticket = Ticket::new(&core);
-                        let late = || job.packet().deadline().is_some_and(|(deadline, _)| deadline <= Instant::now());
-                        poll_fn(|cx| match ticket.has_room(cx.waker()) || late() {
-                            true => Poll::Ready(()),
-                            false => Poll::Pending,
-                        })
-                        .await;
+                        let ticket = Ticket(core.clone(), unique_id(), job.packet().until());
+                        poll_fn(|cx| if ticket.is_over(cx.waker()) { Poll::Ready(()) } else { Poll::Pending }).await;
                     }
                 }
             }

@@ -4,7 +4,6 @@ use super::{Job, Meter, Packet, Placed, Rank, Table, core::Core, gang::GangJob};
 use crate::{
     error::{BookedJob, Error},
     gang::Gang,
-    sync::unique_id,
 };
 use std::{
     collections::BTreeMap,
@@ -43,32 +42,24 @@ pub(super) struct State {
     pub meter: Meter,
 }
 
-/// One that waits for room in a queue. Its drop takes its waker away.
-pub(super) struct Ticket(Arc<Core>, u64);
+/// One that waits for room in a queue, until a deadline. It has a number. Its drop takes its waker away.
+pub(super) struct Ticket(pub Arc<Core>, pub u64, pub Option<Instant>);
 
 impl Ticket {
-    pub fn new(core: &Arc<Core>) -> Self {
-        Ticket(core.clone(), unique_id())
-    }
-
-    /// As [`Core::has_room`]; if there is none, the last `waker` is woken when there is.
-    pub fn has_room(&self, waker: &Waker) -> bool {
-        let Ticket(core, number) = self;
-        let own = waker.clone();
-        let mut state = core.lock();
-        let room = state.closed || state.table.len() < core.bound;
-        let old = if room { None } else { state.room.insert(*number, own) };
-        // Drops of wakers are user code.
+    /// Whether it need not wait any more. Otherwise the last `waker` is woken when there is room.
+    pub fn is_over(&self, waker: &Waker) -> bool {
+        let (own, mut state) = (waker.clone(), self.0.lock());
+        let room = state.closed || state.table.len() < self.0.bound;
+        // Dropped without the lock: that is user code.
+        let _old = if room { Some(own) } else { state.room.insert(self.1, own) };
         drop(state);
-        drop(old);
-        room
+        room || self.2.is_some_and(|until| until <= Instant::now())
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let waker = self.0.lock().room.remove(&self.1);
-        drop(waker);
+        let _waker = self.0.lock().room.remove(&self.1);
     }
 }
 
