@@ -121,7 +121,7 @@ pub(crate) fn run<R: Send, E: From<Error> + Send>(
         let why = "a task, or the closure that gives out tasks, would wait for devices that wait for it";
         return Err(Error::invalid_at(site, op, why).into());
     }
-    let _pass = shared.gate.enter().ok_or(Error::Closed)?;
+    let pass = shared.gate.enter().ok_or(Error::Closed)?;
     let slice = shared.handles[0].lane.slice(Category::Scope, op, Some(begin.here));
     let _slice = slice.note(|slice| slice.label = begin.name.map(Into::into));
     // Other processes have begun theirs, or will: there the gang begins and fails.
@@ -187,25 +187,25 @@ pub(crate) fn run<R: Send, E: From<Error> + Send>(
         handle.take_over(from.into_inner().as_deref());
     }
 
-    let mut results = Vec::with_capacity(all.len());
+    let (mut results, mut others) = (Vec::with_capacity(all.len()), Vec::new());
     let mut root = None;
     for outcome in outcomes {
         match CachePadded::into_inner(outcome).into_inner() {
             Some(Outcome::Done(result)) => results.push(Contained::new(result)),
             Some(Outcome::Failed { error, first: true }) => root = Some(error),
-            Some(Outcome::Failed { error, .. }) => drop(Contained::new(error)),
+            Some(Outcome::Failed { error, .. }) => others.push(Contained::new(error)),
             Some(Outcome::Panicked) | None => {}
         }
     }
-    match (root, gang.cause()) {
+    let outcome = match (root, gang.cause()) {
         (Some(error), _) => Err(error),
         (None, Some((_, cause))) => Err(cause.into()),
         (None, None) if withdrawn => Err(Error::Closed.into()),
-        (None, None) => match shared.pinned.audit("scope end") {
-            Ok(()) => Ok(results.into_iter().map(Contained::into_inner).collect()),
-            Err(error) => Err(error.into()),
-        },
-    }
+        (None, None) => shared.pinned.audit("scope end").map_err(Into::into),
+    };
+    // Before values of the user are dropped: one may have the last reference to the pool, whose end waits for the pass.
+    drop(pass);
+    outcome.map(|()| results.into_iter().map(Contained::into_inner).collect())
 }
 
 thread_local! {

@@ -104,9 +104,9 @@ internals! {
         fn captures[](self: &Self) -> bool = self.recording.is_some();
         /// Whether the pool is one process's part of a cluster.
         fn in_cluster[](self: &Self) -> bool = self.worker.shared.world.is_some();
-        /// The place of the scope's gang among all gangs of the process; never 0.
-        fn gang[](self: &Self) -> u64 = self.session.gang.place();
-        /// Whether the gang with this place has failed.
+        /// The id of the scope's gang, which no other of the process has; never 0.
+        fn gang[](self: &Self) -> u64 = self.session.gang.id;
+        /// Whether the gang with this id has failed.
         fn has_failed[](self: &Self, gang: u64) -> bool = self.worker.failures.borrow().contains(&gang);
         fn everyone[](self: &Self) -> Group<'_>;
         fn group_of[](self: &Self, ordinals: &[usize]) -> Option<Group<'_>>;

@@ -71,6 +71,8 @@ pub struct Gang {
     pub(crate) witness: Option<std::sync::Arc<dyn Witness>>,
     pub(crate) outside: Option<std::sync::Arc<dyn Outside>>,
     place: Sequence,
+    /// Of this gang alone: jobs of one visit share their place.
+    pub(crate) id: u64,
     members: Box<[usize]>,
     wakers: std::sync::Arc<[Arc<EventCount>]>,
     pub(crate) site: Site,
@@ -108,6 +110,7 @@ impl Gang {
             witness: None,
             outside: None,
             place: Sequence::new(),
+            id: unique_id(),
             site: Location::caller(),
             members,
             wakers,

@@ -130,7 +130,7 @@ impl Drop for Joined<'_> {
                     seen = now;
                     stall.renew();
                 } else if let Some(rank) = rank.filter(|&rank| stall.is_over() && !core.has_begun(rank)) {
-                    core.cancel(rank, core.shared.timeout_of_all("scope", stall.waited()));
+                    core.cancel(rank, core.shared.timeout_of_all("scope", stall.waited()), false);
                 }
             }
         }

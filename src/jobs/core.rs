@@ -6,7 +6,7 @@
 
 use super::{Ended, Job, Meter, Need, Placed, Rank, Running, Table, gang::GangJob, placement::Start, state::State};
 use crate::{
-    contain::contain,
+    contain::{Contained, contain},
     error::{Error, Result},
     gang::{Visit, dispatch::Entry, next_place},
     memory::DeviceHandle,
@@ -16,11 +16,11 @@ use crate::{
 };
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
-use std::{cell::Cell, collections::BTreeMap, mem, rc::Rc, sync::Arc, task::Waker};
+use std::{cell::RefCell, collections::BTreeMap, mem, ptr, rc::Rc, sync::Arc, task::Waker, time::Instant};
 
 thread_local! {
-    /// Jobs that this thread ends: a drop of a user's value there does not wait for itself.
-    static ENDING: Cell<usize> = const { Cell::new(0) };
+    /// Jobs that this thread ends, by queue: a drop of a user's value there does not wait for itself.
+    static ENDING: RefCell<Vec<(*const Core, usize)>> = const { RefCell::new(Vec::new()) };
 }
 
 #[derive(Default)]
@@ -28,7 +28,7 @@ pub(super) struct Posts {
     visits: SmallVec<[usize; 4]>,
     wakes: SmallVec<[usize; 4]>,
     gangs: Vec<Arc<GangJob>>,
-    room: Vec<Waker>,
+    room: BTreeMap<u64, Waker>,
     has_room: bool,
 }
 
@@ -47,7 +47,7 @@ pub(super) enum Refused {
 pub(super) struct Core {
     pub shared: Arc<Shared>,
     state: Mutex<State>,
-    bound: usize,
+    pub bound: usize,
     pub overlap: usize,
     /// By device: how often it was given a job. Its thread looks at this without the lock.
     pub given: Vec<Sequence>,
@@ -57,7 +57,7 @@ pub(super) struct Core {
     pub changed: EventCount,
     /// Told when a deadline is earlier than all others.
     pub keeper: EventCount,
-    pub progress: Option<Box<super::stats::OnProgress>>,
+    pub progress: Option<Contained<Box<super::stats::OnProgress>>>,
 }
 
 impl Core {
@@ -69,8 +69,10 @@ impl Core {
     ) -> Arc<Self> {
         let devices = shared.device_count();
         let capacity = |handle: &Arc<DeviceHandle>| {
-            let total = handle.driver.info().total_memory;
-            shared.memory.limit.map_or(total, |limit| limit.of(total))
+            // As of the device's cache; but no limit is more than the GPU has.
+            let whole = handle.driver.info().total_memory;
+            let part = whole / handle.sharers as u64;
+            shared.memory.limit.map_or(part, |limit| limit.of(part)).min(whole)
         };
         let state = State {
             table: Table::new(shared.handles.iter().map(capacity), overlap),
@@ -81,7 +83,7 @@ impl Core {
             closed: false,
             ended: false,
             loss: None,
-            room: Vec::new(),
+            room: BTreeMap::new(),
             deadlines: BTreeMap::new(),
             keeper: false,
             meter: Meter::new(devices),
@@ -95,7 +97,7 @@ impl Core {
             wakers: shared.wakers.iter().map(|waker| [waker.clone()].into()).collect(),
             changed: EventCount::new(),
             keeper: EventCount::new(),
-            progress,
+            progress: progress.map(Contained::new),
         })
     }
 
@@ -114,17 +116,6 @@ impl Core {
         state.closed || state.table.len() < self.bound
     }
 
-    /// As [`has_room`](Self::has_room); if there is none, `waker` is woken when there is.
-    pub fn poll_room(&self, waker: &Waker) -> bool {
-        let own = waker.clone();
-        let mut state = self.state.lock();
-        let room = state.closed || state.table.len() < self.bound;
-        if !room && !state.room.iter().any(|other| other.will_wake(&own)) {
-            state.room.push(own);
-        }
-        room
-    }
-
     pub fn submit(self: &Arc<Self>, op: &'static str, need: Need, job: Job) -> Result<Rank, Refused> {
         crate::scope::check_pid(&self.shared).map_err(Refused::Error)?;
         let (deadline, site) = (job.packet().deadline(), job.packet().site);
@@ -135,17 +126,21 @@ impl Core {
             let error = loss.unwrap_or_else(|| Error::invalid_at(site, op, why));
             return Err(Refused::Error(error));
         }
-        fail_if!(state.table.len() >= self.bound && !on_device_thread(), Refused::Full(job));
+        if state.table.len() >= self.bound && !on_device_thread() {
+            drop(state);
+            let late = deadline.filter(|(deadline, _)| *deadline <= Instant::now());
+            let late = late.map(|(_, limit)| Refused::Error(self.shared.timeout_of_all("job", limit)));
+            return Err(late.unwrap_or(Refused::Full(job)));
+        }
         let rank = state.table.add(need, job);
-        let first = deadline.is_some_and(|(deadline, limit)| {
+        let news = deadline.is_some_and(|(deadline, limit)| {
             state.deadlines.insert((deadline, rank), limit);
-            state.deadlines.first_key_value().is_some_and(|(first, _)| *first == (deadline, rank))
+            !state.keeper || state.deadlines.first_key_value().is_some_and(|(first, _)| *first == (deadline, rank))
         });
-        let keeper = first && !mem::replace(&mut state.keeper, true);
         let posts = self.start(&mut state);
         drop(state);
-        if first {
-            self.keep(keeper);
+        if news {
+            self.keep();
         }
         self.post(posts);
         Ok(rank)
@@ -206,7 +201,7 @@ impl Core {
         let shared = &self.shared;
         let entering = shared.entering.enter();
         let pool = shared.handles[0].pool;
-        let place = Cell::new(0);
+        let place = std::cell::Cell::new(0);
         ORDER.enter_each(&queues(shared, devices), |rank| {
             if rank == 0 {
                 place.set(next_place());
@@ -218,7 +213,7 @@ impl Core {
     }
 
     /// The queue takes no more.
-    pub fn fail_queued(&self, error: &Error) {
+    pub fn fail_queued(self: &Arc<Self>, error: &Error) {
         let mut state = self.state.lock();
         (state.closed, state.ended) = (true, true);
         let mut jobs = state.table.remove_all();
@@ -231,12 +226,12 @@ impl Core {
         deadlines.retain(|(_, rank), _| running.iter().any(|running| running.rank == *rank));
         state.meter.cancelled += jobs.len() as u64;
         let room = mem::take(&mut state.room);
-        self.fail(state, jobs, error);
-        self.wake(room);
+        self.fail(state, jobs, error, Posts { room, has_room: true, ..Posts::default() });
     }
 
-    /// Ends a job with an error: immediately if it has not begun (then true), else as an abort of its gang.
-    pub fn cancel(self: &Arc<Self>, rank: Rank, error: Error) -> bool {
+    /// Ends a job with an error: immediately if it has not begun (then true); else, if `begun` says so, by an abort of
+    /// its gang.
+    pub fn cancel(self: &Arc<Self>, rank: Rank, error: Error, begun: bool) -> bool {
         let mut state = self.state.lock();
         let mut found = state.table.remove(rank).map(|(_, job)| job);
         if found.is_none() {
@@ -254,11 +249,10 @@ impl Core {
             let mut posts = self.start(&mut state);
             posts.has_room = true;
             posts.room.append(&mut state.room);
-            self.fail(state, vec![job], &error);
-            self.post(posts);
+            self.fail(state, vec![job], &error, posts);
             return true;
         }
-        let running = state.running.iter_mut().find(|running| running.rank == rank).map(|running| {
+        let running = state.running.iter_mut().find(|running| begun && running.rank == rank).map(|running| {
             running.cancelled = true;
             (running.gang.clone(), running.place)
         });
@@ -270,7 +264,7 @@ impl Core {
     }
 
     /// The queue takes no more.
-    pub fn abort(&self, error: &Error) {
+    pub fn abort(self: &Arc<Self>, error: &Error) {
         self.fail_queued(error);
         let running: Vec<_> =
             self.state.lock().running.iter().map(|running| (running.gang.clone(), running.place)).collect();
@@ -287,16 +281,18 @@ impl Core {
         self.wake(room);
     }
 
-    fn wake(&self, room: Vec<Waker>) {
+    fn wake(&self, room: BTreeMap<u64, Waker>) {
         self.changed.notify();
-        room.into_iter().for_each(|waker| {
+        room.into_values().for_each(|waker| {
             contain(|| waker.wake());
         });
     }
 
     pub fn is_idle(&self) -> bool {
         let state = self.state.lock();
-        state.table.len() + state.begun() + state.ending.saturating_sub(ENDING.get()) == 0
+        let count = |&(core, count): &(*const Core, usize)| if ptr::eq(core, self) { count } else { 0 };
+        let own = ENDING.try_with(|ending| ending.borrow().iter().map(count).sum());
+        state.table.len() + state.begun() + state.ending == own.unwrap_or(0usize)
     }
 
     /// `None` also for a gang that has not begun.
@@ -369,20 +365,22 @@ impl Core {
         job.end(Ended { how, place: Some(place), known: worker.handle.hand_over() });
         if let Some(progress) = &self.progress {
             let stats = self.lock().meter.progress();
-            contain(|| progress(stats));
+            contain(|| (**progress)(stats));
         }
         self.lock().ending -= 1;
         self.changed.notify();
     }
 
-    /// Ends jobs that have not begun.
-    fn fail(&self, mut state: MutexGuard<'_, State>, jobs: Vec<Job>, error: &Error) {
+    /// Ends jobs that have not begun. Posts first: their ends run user code, which may wait for jobs that begin.
+    fn fail(self: &Arc<Self>, mut state: MutexGuard<'_, State>, jobs: Vec<Job>, error: &Error, posts: Posts) {
         let count = jobs.len();
         state.ending += count;
         drop(state);
-        ENDING.set(ENDING.get() + count);
+        // A thread that ends has no list any more.
+        let _ = ENDING.try_with(|ending| ending.borrow_mut().push((Arc::as_ptr(self), count)));
+        self.post(posts);
         jobs.into_iter().for_each(|job| job.fail(error));
-        ENDING.set(ENDING.get() - count);
+        let _ = ENDING.try_with(|ending| ending.borrow_mut().pop());
         self.lock().ending -= count;
         self.changed.notify();
     }
@@ -413,8 +411,7 @@ impl Core {
         // The hopeless ones leave room.
         posts.has_room = true;
         posts.room.append(&mut state.room);
-        self.fail(state, hopeless, &loss);
+        self.fail(state, hopeless, &loss, posts);
         event!(warn, "device_lost", device, "a device of a job queue is lost: jobs that have not begun go elsewhere");
-        self.post(posts);
     }
 }

@@ -98,9 +98,9 @@ impl Visit<Rc<Worker>> for GangJob {
         };
         let posts = core.start(&mut state);
         drop(state);
+        core.post(posts);
         if let Some(job) = job {
             core.tell(worker, job, self.devices[0], how);
         }
-        core.post(posts);
     }
 }

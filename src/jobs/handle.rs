@@ -4,6 +4,7 @@ use super::{Answer, Answers, Rank, core::Core};
 use crate::{
     contain::Contained,
     error::{Error, Result},
+    memory::InGang,
     scope::{TICK, check_pid},
     stall::StallTimer,
     sync::EventCount,
@@ -19,7 +20,8 @@ use std::{
 };
 
 /// The handle of a job, from [`Jobs::submit`](super::Jobs::submit): a future of the job's result, or a value to wait
-/// with. Any thread may have it, and no runtime is needed: any executor polls it.
+/// with. Any thread may have it, and no runtime is needed: any executor polls it. In a closure on a device, which must
+/// not wait, a poll before the job is over returns [`Error::NestedScope`].
 ///
 /// If it is dropped, the job runs nevertheless, and its result is dropped.
 ///
@@ -121,7 +123,7 @@ impl<T: Send> JobHandle<T> {
                 seen = now;
                 stall.renew();
             } else if stall.is_over() && !self.core.has_begun(self.rank) {
-                self.core.cancel(self.rank, self.core.shared.timeout_of_all(op, stall.waited()));
+                self.core.cancel(self.rank, self.core.shared.timeout_of_all(op, stall.waited()), false);
             }
         }
     }
@@ -136,7 +138,7 @@ impl<T: Send> JobHandle<T> {
     /// Either way the answer is [`Error::Cancelled`], unless the closure has ended. Returns whether it had not begun.
     #[track_caller]
     pub fn cancel(&self) -> bool {
-        self.core.cancel(self.rank, Error::Cancelled { op: "cancel", site: Location::caller() })
+        self.core.cancel(self.rank, Error::Cancelled { op: "cancel", site: Location::caller() }, true)
     }
 
     /// The device on which the job runs or has run, of a gang the first one. `None` if it has not begun, and after its
@@ -149,9 +151,7 @@ impl<T: Send> JobHandle<T> {
 impl<T> JobHandle<T> {
     /// Cancels the job of a dropped map, if it has not begun.
     pub(super) fn give_up(self, site: crate::error::Site) {
-        if !self.core.has_begun(self.rank) {
-            self.core.cancel(self.rank, Error::Cancelled { op: "map", site });
-        }
+        self.core.cancel(self.rank, Error::Cancelled { op: "map", site }, false);
     }
 }
 
@@ -165,8 +165,15 @@ impl<T> Drop for JobHandle<T> {
 impl<T: Send> Future for JobHandle<T> {
     type Output = Result<T>;
 
+    #[track_caller]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
-        self.take(cx.waker())
+        match self.take(cx.waker()) {
+            // As in `wait`. Wakers run after the closure, and may poll.
+            Poll::Pending if InGang::is_here() => {
+                Err(Error::NestedScope { op: "poll", site: Location::caller() }).into()
+            }
+            polled => polled,
+        }
     }
 }
 

@@ -71,6 +71,10 @@ impl Packet {
         self.extras.as_ref()?.deadline
     }
 
+    pub fn until(&self) -> Option<Instant> {
+        self.deadline().map(|(deadline, _)| deadline)
+    }
+
     pub fn known(&self) -> Option<&Handover> {
         self.extras.as_ref()?.known.as_deref()
     }

@@ -1,10 +1,10 @@
 //! Results in the order of inputs.
 
-use super::{Answers, Job, JobHandle, Jobs, Need, Refused, Single};
+use super::{Answers, Job, JobHandle, Jobs, Need, Refused, Single, Ticket};
 use crate::{
     Device,
     error::{Result, Site},
-    sync::Returned,
+    sync::{Returned, unique_id},
 };
 use std::{
     collections::VecDeque,
@@ -25,6 +25,7 @@ pub struct JobMap<I: Iterator, F, T> {
     site: Site,
     ahead: VecDeque<Result<JobHandle<T>>>,
     waiting: Option<(Need, Job, Arc<dyn Answers<T>>)>,
+    ticket: Ticket,
 }
 
 /// The results of [`Jobs::stream`].
@@ -39,7 +40,8 @@ where
     #[track_caller]
     pub(super) fn new(jobs: &Jobs, items: I, f: F) -> Self {
         let (jobs, items, f, site) = (jobs.clone(), items.fuse(), Arc::new(f), Location::caller());
-        JobMap { jobs, items, f, site, ahead: VecDeque::new(), waiting: None }
+        let ticket = Ticket(jobs.core.clone(), unique_id(), None);
+        JobMap { jobs, items, f, site, ahead: VecDeque::new(), waiting: None, ticket }
     }
 
     /// Submits jobs that are to be ahead. If no job is and the queue has no room, it waits, or leaves `waker` there.
@@ -65,10 +67,10 @@ where
                         return;
                     }
                     match waker {
-                        Some(waker) if core.poll_room(waker) => {}
+                        Some(waker) if self.ticket.is_over(waker) => {}
                         Some(_) => return,
                         None => {
-                            if let Err(error) = core.wait_while("map", || !core.has_room()) {
+                            if let Err(error) = core.wait_while("map", None, || !core.has_room()) {
                                 self.waiting = None;
                                 self.ahead.push_back(Err(error));
                                 return;

@@ -21,7 +21,7 @@ use self::{
     core::{Core, Refused},
     job::{Answer, Answers, Ended, Job, Packet, Placed, Single},
     placement::{Need, Rank, Table},
-    state::Running,
+    state::{Running, Ticket},
     stats::Meter,
 };
 use crate::{
@@ -32,7 +32,7 @@ use crate::{
     sync::Returned,
     thread::worker::on_device_thread,
 };
-use std::{future::Future, ops::Deref, panic::Location, sync::Arc};
+use std::{future::Future, ops::Deref, panic::Location, sync::Arc, time::Instant};
 
 pub use borrowed::{JobScope, ScopedJob};
 pub use handle::JobHandle;
@@ -274,7 +274,7 @@ impl Jobs {
         let (op, site) = ("close", Location::caller());
         fail_if!(on_device_thread(), Error::NestedScope { op, site });
         self.core.close();
-        let stalled = self.core.wait_while(op, || !self.core.is_idle());
+        let stalled = self.core.wait_while(op, None, || !self.core.is_idle());
         if let Err(error) = &stalled {
             self.core.abort(error);
         }
@@ -290,12 +290,15 @@ impl Jobs {
 }
 
 impl Core {
-    /// Waits while `holds`. An error if no device makes progress for the pool's deadline, and no closure runs.
+    /// Waits while `holds`, `until` then at most. An error if no device makes progress for the pool's deadline, and no
+    /// closure runs.
     #[track_caller]
-    fn wait_while(&self, op: &'static str, holds: impl Fn() -> bool) -> Result<()> {
+    fn wait_while(&self, op: &'static str, until: Option<Instant>, holds: impl Fn() -> bool) -> Result<()> {
         let mut stall = StallTimer::new(self.shared.deadline.saturating_add(TICK));
         let mut seen = self.progress();
-        while self.changed.wait_until(Some(stall.tick(TICK)), || (!holds()).then_some(())).is_none() {
+        let left = || until.map_or(TICK, |until| until.saturating_duration_since(Instant::now()).min(TICK));
+        let over = || (!holds() || left().is_zero()).then_some(());
+        while self.changed.wait_until(Some(stall.tick(left())), over).is_none() {
             check_pid(&self.shared)?;
             let now = self.progress();
             if now != seen || self.lock().is_at_work() {

@@ -322,7 +322,7 @@ impl<J> Table<J> {
         let mut devices: Devices = self.alive().filter(may).collect();
         devices.sort_by_key(|&device| {
             let place = &self.places[device];
-            let free = place.capacity.saturating_sub(place.resident + place.booked);
+            let free = place.capacity.saturating_sub(place.resident).saturating_sub(place.booked);
             match need.gpus {
                 1 => (Reverse(free), place.flying, device),
                 _ => (Reverse(0), place.flying, device),

@@ -1,7 +1,7 @@
 //! A job with its options, and its way into the queue.
 
 use super::{
-    Job, Jobs, Need, Packet, Rank, Refused, Single,
+    Job, Jobs, Need, Packet, Rank, Refused, Single, Ticket,
     core::Core,
     handle::JobHandle,
     job::{Each, Extras, GivesBack},
@@ -9,7 +9,7 @@ use super::{
 use crate::{
     Device, Group,
     error::{Error, Result, Site},
-    sync::Returned,
+    sync::{Returned, unique_id},
 };
 use parking_lot::Mutex;
 use std::{
@@ -132,7 +132,8 @@ setters! { JobSpec<'_, K> [K];
     /// place in the queue.
     pub fn priority(self, priority: i32) { self.need.priority = priority; }
 
-    /// The job must be over so long after its submission; otherwise it is cancelled, with [`Error::Timeout`].
+    /// The job must be over so long after its submission; otherwise it is cancelled, with [`Error::Timeout`]. A
+    /// submission that still waits for room then fails with it; one by `submit_async` when it is polled next.
     pub fn deadline(self, limit: Duration) { self.limit = Some(limit); }
 }
 
@@ -145,7 +146,7 @@ impl Core {
                 Err(Refused::Error(error)) => return Err(error),
                 Err(Refused::Full(job)) => job,
             };
-            self.wait_while(op, || !self.has_room())?;
+            self.wait_while(op, job.packet().until(), || !self.has_room())?;
         }
     }
 }
@@ -215,7 +216,8 @@ macro_rules! submission {
                             Err(Refused::Error(error)) => return Err(error),
                             Err(Refused::Full(job)) => job,
                         };
-                        poll_fn(|cx| if core.poll_room(cx.waker()) { Poll::Ready(()) } else { Poll::Pending }).await;
+                        let ticket = Ticket(core.clone(), unique_id(), job.packet().until());
+                        poll_fn(|cx| if ticket.is_over(cx.waker()) { Poll::Ready(()) } else { Poll::Pending }).await;
                     }
                 }
             }

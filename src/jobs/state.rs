@@ -1,6 +1,6 @@
 //! What a queue's [core](super::core) knows under its lock.
 
-use super::{Job, Meter, Packet, Placed, Rank, Table, gang::GangJob};
+use super::{Job, Meter, Packet, Placed, Rank, Table, core::Core, gang::GangJob};
 use crate::{
     error::{BookedJob, Error},
     gang::Gang,
@@ -35,10 +35,32 @@ pub(super) struct State {
     pub closed: bool,
     pub ended: bool,
     pub loss: Option<Error>,
-    pub room: Vec<Waker>,
+    /// By the number of a ticket: who waits for room.
+    pub room: BTreeMap<u64, Waker>,
     pub deadlines: BTreeMap<(Instant, Rank), Duration>,
     pub keeper: bool,
     pub meter: Meter,
+}
+
+/// One that waits for room in a queue, until a deadline. It has a number. Its drop takes its waker away.
+pub(super) struct Ticket(pub Arc<Core>, pub u64, pub Option<Instant>);
+
+impl Ticket {
+    /// Whether it need not wait any more. Otherwise the last `waker` is woken when there is room.
+    pub fn is_over(&self, waker: &Waker) -> bool {
+        let (own, mut state) = (waker.clone(), self.0.lock());
+        let room = state.closed || state.table.len() < self.0.bound;
+        // Dropped without the lock: that is user code.
+        let _old = if room { Some(own) } else { state.room.insert(self.1, own) };
+        drop(state);
+        room || self.2.is_some_and(|until| until <= Instant::now())
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let _waker = self.0.lock().room.remove(&self.1);
+    }
 }
 
 impl State {

@@ -169,10 +169,11 @@ impl Core {
         let job = self.account(&mut state, placed, &[device], &mut how);
         let posts = self.start(&mut state);
         drop(state);
+        // First: other devices begin while this job's closure is dropped.
+        self.post(posts);
         if let Some(job) = job {
             self.tell(worker, job, device, how);
         }
-        self.post(posts);
     }
 
     /// Lands the flights whose work is over.

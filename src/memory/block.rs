@@ -322,6 +322,11 @@ impl<'g> InGang<'g> {
         InGang(PhantomData)
     }
 
+    /// Whether this thread is in a gang: it runs a closure.
+    pub(crate) fn is_here() -> bool {
+        HERE.get().is_some_and(|here| !here.gang.is_null())
+    }
+
     /// With `stuck`, streams may use them for ever: abandons them.
     pub(crate) fn unpark(self, stuck: bool) {
         drop(self);

@@ -48,7 +48,9 @@ impl Flight {
             self.gang.poison(device, error);
         }
         self.gang.drained();
-        self.gang.cause().map_or(Ok(()), |(_, cause)| Err(cause))
+        let Some((_, cause)) = self.gang.cause() else { return Ok(()) };
+        worker.failures.borrow_mut().push(self.gang.id);
+        Err(cause)
     }
 }
 

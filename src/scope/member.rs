@@ -162,7 +162,7 @@ fn forget(worker: &Worker, upto: u64) {
 pub(super) fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex<Option<Box<Token>>>) {
     worker.handle.strike(FailPoint::InRecovery);
     if gang.is_aborted() {
-        worker.failures.borrow_mut().push(gang.place());
+        worker.failures.borrow_mut().push(gang.id);
         let recovering = gang.clone();
         let quiescence = &worker.shared.quiescence[worker.handle.device];
         quiescence.while_blocked(move || !recovering.is_recovered(), || gang.recover());

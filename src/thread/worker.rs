@@ -173,7 +173,7 @@ pub(crate) struct Worker {
     pub(super) modules: Modules,
     /// Blocks that peers may still read after a collective that failed half way; until the gang has recovered.
     pub(crate) quarantine: RefCell<Vec<BlockRef>>,
-    /// Places of the gangs with this device that have failed: 8 bytes each. None is removed, since an optimizer may ask
+    /// The ids of the failed gangs with this device: 8 bytes each. None is removed, since an optimizer may ask
     /// for its last gang at any time.
     pub(crate) failures: RefCell<Vec<u64>>,
     pub(crate) graphs: RefCell<Vec<GraphExec>>,

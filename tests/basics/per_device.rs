@@ -331,4 +331,18 @@ on_both! {
         pool.run(|_, _| Ok(())).unwrap();
         assert_eq!(pool.run(|dev, _| Ok(dev.stats().in_use)).unwrap(), [0]);
     }
+
+    /// The state keeps no pool. Its scope may get the last one as a result, which the failure of another device drops.
+    2: fn a_result_that_fails_its_scope_ends_the_pool(gpus) {
+        let pool = gpus.pool(2);
+        let mut state = pool.per_device(|_, _| Ok(())).unwrap();
+        let parked = Mutex::new(Some(pool));
+        let failed = state.run(|dev, _, ()| match parked.lock().take_if(|_| dev.index() == 0) {
+            None => Err(Error::custom(format!("device {}", dev.index()))),
+            pool => Ok(pool),
+        });
+        assert!(failure(failed).to_string().contains("device 1"));
+        assert!(parked.lock().is_none());
+        assert!(matches!(failure(state.run(|_, _, ()| Ok(()))), Error::Closed));
+    }
 }

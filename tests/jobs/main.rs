@@ -7,6 +7,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod apart;
 mod attacks;
 mod basics;
 mod beside;

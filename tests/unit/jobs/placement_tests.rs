@@ -10,6 +10,21 @@ fn job(bytes: u64) -> Need {
     Need { bytes, ..Need::default() }
 }
 
+/// Numbers of bytes beyond all memory.
+#[test]
+fn memory_without_a_bound_does_not_overflow() {
+    let mut table = Table::new([u64::MAX, GB], 1);
+    table.set_resident(0, GB);
+    table.add(job(u64::MAX), 0);
+    table.add(job(u64::MAX), 1);
+    let first = table.next().unwrap();
+    table.thread_is_free(0);
+    assert!(table.next().is_none());
+    assert_eq!(table.nearest(job(1).wants()).as_slice(), [1], "it has memory that is free");
+    table.over(0, first.need.bytes);
+    assert_eq!(table.next().unwrap().job, 1);
+}
+
 /// Lets a job's closure end, and its work.
 fn finish<J>(table: &mut Table<J>, start: &Start<J>) {
     for &device in &start.devices {

@@ -9,6 +9,11 @@ use crate::{
 use gpu_pool::{Device, DeviceBuffer, Error, ReduceOp, Result};
 use gpu_pool_train::{LocalOptimizer, Optimizer, ParameterGroup};
 use half::{bf16, f16};
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::SeqCst},
+    mpsc::channel,
+};
 
 const STEPS: usize = 3;
 
@@ -134,5 +139,40 @@ on_both! {
             own.step(dev, &[dev.zeros::<f32>(8)?], &mut [dev.zeros::<f32>(8)?]).map(drop)
         });
         assert!(failure(refused).to_string().contains("has failed"));
+    }
+
+    /// Jobs of one visit: one steps, another one fails. The optimizer has nothing to do with that.
+    1: fn a_failed_job_beside_is_no_failed_step(gpus) {
+        let pool = pool_of(gpus, 1);
+        let made = Arc::new(AtomicUsize::new(0));
+        let counted = made.clone();
+        let jobs = pool.jobs_with(move |dev| {
+            counted.fetch_add(1, SeqCst);
+            let optimizer = LocalOptimizer::new(dev, &[ParameterGroup::new(Optimizer::sgd(0.1), &[1])])?;
+            Ok((optimizer, dev.upload(&[1.0f32])?))
+        });
+        let jobs = jobs.build().unwrap();
+        let (go, gone) = channel::<()>();
+        let (begin, begun) = channel();
+        let blocked = (*jobs).submit(move |_| {
+            begin.send(()).unwrap();
+            Ok(gone.recv().is_err())
+        });
+        begun.recv().unwrap();
+        let step = || {
+            let step = jobs.submit(|dev, (optimizer, w)| {
+                optimizer.step(dev, &[dev.upload(&[1.0f32])?], &mut [&mut *w])?;
+                dev.download(&*w)
+            });
+            step.unwrap()
+        };
+        let first = step();
+        let fails = (*jobs).submit(|_| Err::<(), _>(Error::custom("a test"))).unwrap();
+        drop(go);
+        assert!(blocked.unwrap().wait().unwrap());
+        assert_eq!(first.wait().unwrap(), [0.9]);
+        fails.wait().unwrap_err();
+        assert_eq!(step().wait().unwrap(), [0.9 - 0.1]);
+        assert_eq!(made.load(SeqCst), 1);
     }
 }
