@@ -182,8 +182,8 @@ impl Optimizer {
         Ok(())
     }
 
-    /// [`check_step`](Self::check_step) of many steps: the numbers rise or fall to the end of the warm-up, and from there
-    /// to the last step, so the steps at both ends stand for those between.
+    /// [`check_step`](Self::check_step) of many steps: the numbers rise or fall to the end of the warm-up, and from
+    /// there to the last step, so the steps at both ends stand for those between.
     #[track_caller]
     pub(super) fn check_steps(&self, steps: Range<u64>) -> Result<()> {
         let ends = [steps.start, self.warm_up.saturating_sub(1), self.warm_up, steps.end.saturating_sub(1)];
