@@ -25,6 +25,7 @@ use std::{panic::Location, path::PathBuf, str::FromStr, sync::Arc, time::Duratio
 
 const DEFAULT_SOFTWARE_GPUS: usize = 4;
 const MOST_SOFTWARE_GPUS: usize = 64;
+const GPUS: &str = "CUDA devices";
 
 /// The kind of a pool's devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -291,7 +292,8 @@ impl Builder {
         for (i, &ordinal) in ordinals.iter().enumerate() {
             if ordinal >= count {
                 let reason = format!("device {ordinal} was asked for, there are {count} {what} (0 to {})", count - 1);
-                return Err(Error::NoDevice { reason });
+                let instead = if what == GPUS { "; GPU_POOL_BACKEND=host takes software GPUs" } else { "" };
+                return Err(Error::NoDevice { reason: reason + instead });
             }
             if !twice && ordinals[..i].contains(&ordinal) {
                 return Err(Error::invalid("build", format_args!("`devices`: device {ordinal} is listed twice")));
@@ -302,18 +304,14 @@ impl Builder {
 
     #[track_caller]
     fn software(&self, count: usize) -> Result<Vec<DriverRef>> {
-        if !(1..=MOST_SOFTWARE_GPUS).contains(&count) {
-            let why = format!("{count} software GPUs: there can be 1 to {MOST_SOFTWARE_GPUS}");
-            return Err(Error::invalid("build", why));
-        }
+        let possible = (1..=MOST_SOFTWARE_GPUS).contains(&count);
+        invalid_if!(!possible, "build", "{count} software GPUs: there can be 1 to {MOST_SOFTWARE_GPUS}");
         let mut configs = match &self.machine.topology {
             Some(topology) => topology.configs(),
             None => vec![host::HostConfig::default(); count],
         };
-        if count > configs.len() {
-            let why = format!("{count} software GPUs of a machine with {} devices", configs.len());
-            return Err(Error::invalid("build", why));
-        }
+        let there = configs.len();
+        invalid_if!(count > there, "build", "{count} software GPUs of a machine with {there} devices");
         configs.truncate(count);
         if let Some(memory) = self.software_memory {
             configs.iter_mut().for_each(|config| config.memory = memory);
@@ -335,7 +333,7 @@ impl Builder {
 
     #[track_caller]
     fn cuda_ordinals(&self) -> Result<Vec<usize>> {
-        self.crowd(self.ordinals(cuda_devices()?, "CUDA devices", self.shares())?)
+        self.crowd(self.ordinals(cuda_devices()?, GPUS, self.shares())?)
     }
 
     #[cfg(feature = "cuda")]

@@ -14,27 +14,18 @@ use std::sync::Arc;
 impl Builder {
     #[track_caller]
     pub(super) fn check_settings(&self) -> Result<()> {
-        if self.machine.dry && self.machine.topology.is_none() {
-            return Err(Error::invalid(
-                "build",
-                "`dry` without `topology`: the pool would neither compute nor tell times",
-            ));
-        }
+        let alone = self.machine.dry && self.machine.topology.is_none();
+        invalid_if!(alone, "build", "`dry` without `topology`: the pool would neither compute nor tell times");
         if let (Some(_), Some(schedule)) = (&self.machine.topology, &self.schedule)
             && *schedule != ExecutionOrder::Virtual
         {
             let why = format_args!("`topology` with `schedule({schedule:?})`: a topology needs the schedule `Virtual`");
             return Err(Error::invalid("build", why));
         }
-        if self.machine.topology.is_some() && self.backend == Some(Backend::Cuda) {
-            return Err(Error::invalid("build", "`topology` with `cuda`: a topology is for software GPUs"));
-        }
-        if self.staged && self.algorithm == Some(Algorithm::Direct) {
-            return Err(Error::invalid(
-                "build",
-                "`without_peer_access` with `algorithm(Direct)`: its kernels need peer access",
-            ));
-        }
+        let real = self.machine.topology.is_some() && self.backend == Some(Backend::Cuda);
+        invalid_if!(real, "build", "`topology` with `cuda`: a topology is for software GPUs");
+        let direct = self.staged && self.algorithm == Some(Algorithm::Direct);
+        invalid_if!(direct, "build", "`without_peer_access` with `algorithm(Direct)`: its kernels need peer access");
         if let (Some(reserve), Some(MemoryLimit::Bytes(limit))) = (self.memory.reserve, self.memory.limit)
             && reserve > limit
         {
@@ -45,12 +36,9 @@ impl Builder {
 
     #[track_caller]
     pub(super) fn check_timeout(&self) -> Result<()> {
-        match self.timeout {
-            Some(deadline) if deadline.is_zero() => {
-                Err(Error::invalid("build", "`timeout(0ns)`: the deadline must be longer than zero"))
-            }
-            _ => Ok(()),
-        }
+        let zero = self.timeout.is_some_and(|deadline| deadline.is_zero());
+        invalid_if!(zero, "build", "`timeout(0ns)`: the deadline must be longer than zero");
+        Ok(())
     }
 
     /// The pool's flight recorder.

@@ -170,10 +170,7 @@ impl<'d> Group<'d> {
 
     /// `Err(WorldMismatch)` on all members unless all processes agree, each by its first member. One process does.
     pub(crate) fn agree(&self, origin: Origin, op: &'static str, site: Site, text: &str) -> Result<()> {
-        match self.door() {
-            Some(door) => door.agree(self, &Call::at(op, site).from(origin), text),
-            None => Ok(()),
-        }
+        self.door().map_or(Ok(()), |door| door.agree(self, &Call::at(op, site).from(origin), text))
     }
 
     /// Begins an all_reduce or a reduce_scatter, on the current stream. None: nothing is left to do for

@@ -184,10 +184,7 @@ impl<T: Gradient> GradientExchange<T> {
             let (first, last) = (some[0].start, some[some.len() - 1]);
             kernels::unpack(comm, wire, (first, last.start + last.len - first), some, None)?;
         }
-        match partial {
-            Some(partial) => kernels::unpack::<T, W>(comm, wire, all, &[], Some(partial)),
-            None => Ok(()),
-        }
+        partial.map_or(Ok(()), |partial| kernels::unpack::<T, W>(comm, wire, all, &[], Some(partial)))
     }
 
     /// Segments of the `wanted` gradients of a bucket, with memory if `filled`. Neighbours in memory, too, share one.

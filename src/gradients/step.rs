@@ -224,10 +224,7 @@ impl<T: Gradient> GradientExchange<T> {
                 waited.push(priority);
             }
         }
-        match self.normed.take() {
-            Some(normed) => dev.wait(&normed),
-            None => Ok(()),
-        }
+        self.normed.take().map_or(Ok(()), |normed| dev.wait(&normed))
     }
 
     /// Learns which gradients no member had, and after the first step the order of the buckets.

@@ -105,6 +105,10 @@ const TURNS: usize = 5;
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let text = |error: gpu_pool::Error| error.to_string();
+    let sizes = sizes(arguments);
+    if sizes.is_empty() {
+        return Err(format!("no size: -b {} is larger than -e {}", arguments.least, arguments.most));
+    }
     let pool = GpuPool::builder().build().map_err(text)?;
     let (members, devices) = (pool.device_count(), pool.report().devices);
     if arguments.root >= members {
@@ -120,7 +124,6 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         println!("{}", head(nccl.is_ok()));
     }
     let peers = nccl.as_ref().ok().map(|(peers, _)| peers);
-    let sizes = sizes(arguments);
     // Drawn on stderr, and on a terminal only.
     let bar = ProgressBar::new(sizes.len() as u64).with_style(
         ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}").unwrap_or_else(|_| ProgressStyle::default_bar()),
@@ -149,7 +152,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     }
     bar.finish_and_clear();
     if !arguments.json {
-        println!("# {wrong} wrong elements");
+        let checked = format!("# {wrong} wrong elements");
+        println!("{}", if arguments.check == 0 { "# not checked" } else { &checked });
     }
     Ok(if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

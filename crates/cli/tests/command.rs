@@ -72,6 +72,9 @@ fn bench_has_the_columns_of_nccl_tests_and_finds_nothing_wrong() {
 /// nccl-tests counts wrong elements, and so does this: here a link changes 16 bytes of what goes over it.
 #[test]
 fn bench_counts_wrong_elements() {
+    let none = gpu_pool(&["bench", "all_gather", "-b", "8M"], &[]);
+    assert_eq!(none.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&none.stderr).contains("no size"), "{none:?}");
     let arguments = ["bench", "all_gather", "-b", "64K", "-e", "64K", "-n", "1", "-w", "0", "--json"];
     let faults = [("GPU_POOL_FAULTS", "0>1:copy-peer:*:corrupt"), ("GPU_POOL_ALGORITHM", "copies")];
     let output = gpu_pool(&arguments, &faults);
@@ -108,6 +111,9 @@ fn trace_sums_a_file_up_and_names_one_that_is_none() {
     assert_eq!(gpu_pool(&["trace", file, file], &[]).status.code(), Some(1));
     let both = text(&gpu_pool(&["trace", "--merge", out, file, file], &[]));
     assert!(both.contains("host 0, GPU 1") && both.matches(" 210.0 ").count() == 2, "{both}");
+    // A file that is there is no new one: without OUT it would be the first of the files.
+    let there = gpu_pool(&["trace", "--merge", out, file], &[]);
+    assert_eq!((there.status.code(), text(&gpu_pool(&["trace", out], &[]))), (Some(1), both));
     std::fs::remove_file(out).unwrap();
     let wrong = gpu_pool(&["trace", concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")], &[]);
     assert_eq!(wrong.status.code(), Some(1));

@@ -156,8 +156,17 @@ fn main() -> Result<()> {
         let mut answers = Vec::new();
         while address.is_some() || answers.len() < CLIENTS {
             tokio::select! {
-                accepted = listener.accept() => drop(tokio::spawn(connection(accepted?.0, sender.clone()))),
+                accepted = listener.accept() => {
+                    let (stream, sender) = (accepted?.0, sender.clone());
+                    drop(tokio::spawn(async move {
+                        if let Err(error) = connection(stream, sender).await {
+                            eprintln!("client: {error:#}");
+                        }
+                    }));
+                }
                 Some(answer) = clients.join_next() => answers.push(answer??),
+                // The engine has ended. Its error is below.
+                () = sender.closed() => break,
             }
         }
         Ok::<_, anyhow::Error>(answers)

@@ -45,7 +45,8 @@ unsafe impl Send for Blas {}
 impl Blas {
     fn new(gpu: &CudaGpu) -> DriverResult<Self> {
         if !library::cublas_present() {
-            return Err(fault::unsupported("libcublas was not found; it comes with the CUDA toolkit"));
+            let there = "the CUDA toolkit has it, and PyPI's nvidia-cublas-cu12 (its `lib` into LD_LIBRARY_PATH)";
+            return Err(fault::unsupported(format!("libcublas was not found: {there}")));
         }
         let mut handle = ptr::null_mut();
         // SAFETY: the context is current; the pointer is to a live handle.

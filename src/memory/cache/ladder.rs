@@ -91,10 +91,7 @@ impl Cache {
                 return Err(cause);
             }
             let report = self.out_of_memory_report(request, tried);
-            let again = match &self.settings.on_out_of_memory {
-                Some(callback) => callback.clone().0(&report),
-                None => false,
-            };
+            let again = self.settings.on_out_of_memory.clone().is_some_and(|callback| callback.0(&report));
             if !again {
                 self.note(|ledger| ledger.out_of_memory(request.bytes, OpSite::current()));
                 return Err(report.into_error());

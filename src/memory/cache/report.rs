@@ -150,10 +150,7 @@ impl Cache {
 
     pub(crate) fn leaks(&mut self) -> Vec<Leak> {
         self.collect();
-        match &self.ledger {
-            Some(ledger) => ledger.leaks(),
-            None => Vec::new(),
-        }
+        self.ledger.as_ref().map_or_else(Vec::new, |ledger| ledger.leaks())
     }
 }
 
