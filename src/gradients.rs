@@ -298,11 +298,7 @@ fn first_layout<T>(settings: &Settings, sizes: &[usize]) -> Result<Layout> {
 
 /// Zeroed memory for all buckets. `apart`: each in a chunk of its own.
 fn buckets<T: DeviceCopy>(dev: &Device, layout: &Layout, apart: bool) -> Result<Vec<DeviceBuffer<T>>> {
-    let mut memory = Vec::with_capacity(layout.buckets.len());
-    for bucket in &layout.buckets {
-        memory.push(zeros(dev, bucket.len, apart)?);
-    }
-    Ok(memory)
+    layout.buckets.iter().map(|bucket| zeros(dev, bucket.len, apart)).collect()
 }
 
 fn zeros<T: DeviceCopy>(dev: &Device, len: usize, apart: bool) -> Result<DeviceBuffer<T>> {

@@ -123,7 +123,7 @@ impl GpuPool {
     /// [`Error::NestedScope`] on a device thread; [`Error::Forked`]; [`Error::Panicked`] when a device thread panicked
     /// outside of any scope because of a bug in this crate (a drop of a user's value may panic: that is no error);
     /// [`Error::Misuse`] when the checker has refused to free memory that is in use, or has found a write out of
-    /// bounds.
+    /// bounds; [`Error::Custom`] when a [trace](Builder::trace) could not be written to its end.
     #[track_caller]
     pub fn close(self) -> Result<()> {
         fail_if!(on_device_thread(), Error::NestedScope { op: "close", site: Location::caller() });
@@ -149,10 +149,11 @@ fn stop(shared: &Arc<Shared>) -> Result<()> {
         ended = ended.and(thread.join().unwrap_or_else(|payload| Err(panics::error(device, payload, None))));
     }
     shared.stages.lock().clear();
-    if let Err(error) = shared.timeline.stop() {
+    let traced = shared.timeline.stop().map_err(|error| {
         event!(error, "trace_incomplete", %error, "a trace is not whole");
-    }
-    ended = ended.and(shared.pinned.audit("close"));
+        Error::custom(error)
+    });
+    ended = ended.and(shared.pinned.audit("close")).and(traced);
     let refused = shared.handles.iter().find_map(|handle| {
         let report = handle.take_refused()?;
         let op = if report.kind == Kind::OutOfBounds { "close" } else { "free" };

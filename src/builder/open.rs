@@ -33,7 +33,6 @@ impl Builder {
         let count = drivers.len();
         // The pool that measures is of this process alone: a cluster can be joined once.
         let joins_later = self.cluster.take_if(|_| matches!(self.weights, Weights::Measured));
-        let world = self.cluster.as_ref().map(|cluster| cluster.connect(&drivers)).transpose()?;
         let weights = match &self.weights {
             Weights::Given(weights) => Some(valid_weights(weights, count)?),
             Weights::Even | Weights::Measured => None,
@@ -50,8 +49,10 @@ impl Builder {
             let progress = gpu_order[i].progress.clone();
             Arc::new(DeviceHandle::new(id, i, driver, progress, seats[i].sharers, self.observer.clone()))
         };
-        let handles: Vec<_> = drivers.into_iter().enumerate().map(handle).collect();
+        let handles: Vec<_> = drivers.iter().cloned().enumerate().map(handle).collect();
         self.check_memory(&handles)?;
+        // After all that this process alone can get wrong: the others would lose it.
+        let world = self.cluster.as_ref().map(|cluster| cluster.connect(&drivers)).transpose()?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let computed = host::is_stepped(&*handles[0].driver) || host::virtual_now(&*handles[0].driver).is_some();
         let queues: Vec<_> = (0..count).map(|_| Queue::new()).collect();

@@ -64,7 +64,8 @@ impl GpuPool {
         Run::new(&Self::global_for("scope")?.shared, ()).scope("scope", f, as_it_is)
     }
 
-    /// A new pool of the devices that are not lost. It numbers them from 0, in the old order. Drop the old pool.
+    /// A new pool of the devices that are not lost. It numbers them from 0, in the old order. Drop the old pool. It has
+    /// no trace, no flight record and no registered buckets.
     ///
     /// Software GPUs are lost one by one. With CUDA the driver decides. With driver 580 on two H200s of a virtual
     /// machine, a kernel that traps on one GPU destroys every context of the process, even without peer access. Then

@@ -43,7 +43,7 @@ pub use crate::{
     shard::balanced,
 };
 use smallvec::SmallVec;
-use std::{marker::PhantomData, ops::Range, sync::Arc};
+use std::{marker::PhantomData, ops::Range};
 
 /// As `kernels/build.py` packs it. It is not given to a pool's builder: a device loads it at its first launch.
 pub const fn module(ptx: &'static [u8], cubins: &'static [(u32, &'static [u8])]) -> Module {
@@ -223,10 +223,13 @@ internals! {
             f: impl Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
         ) -> Result<Vec<R>>;
         fn fill[](self: &Self, op: &'static str, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<()>;
-        /// [`clear_poison`](PerDevice::clear_poison) that can be taken back: by device, the gangs that may have left
-        /// poison.
-        fn forgive[](self: &mut Self) -> Result<Vec<Vec<Arc<Gang>>>>;
-        fn blame[](self: &mut Self, gangs: &[Vec<Arc<Gang>>]) -> Result<()>;
+        /// [`clear_poison`](PerDevice::clear_poison) and [`each`](Self::each) in one scope: a value on whose device it
+        /// does not begin keeps its poison, and so does one of which `f` says that it does not stand.
+        fn accepting[R: Send](
+            self: &Self,
+            devices: Option<&[usize]>,
+            f: impl Fn(&Device, Shard, &mut T) -> Result<(R, bool)> + Sync,
+        ) -> Result<Vec<R>>;
         /// Runs a closure on all devices of the values' pool.
         fn run_scope[R: Send](
             self: &Self,

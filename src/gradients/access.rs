@@ -94,10 +94,7 @@ impl<T: Gradient> GradientExchange<T> {
         }
         fail_if!(memory.block.handle.pool != self.home.device.pool, Error::wrong_pool("lend", self.home.device.device));
         let (len, wanted) = (memory.len(), self.sizes[gradient]);
-        if len != wanted {
-            let why = format_args!("{len} elements for gradient {gradient}, which has {wanted}");
-            return Err(Error::invalid("lend", why));
-        }
+        invalid_if!(len != wanted, "lend", "{len} elements for gradient {gradient}, which has {wanted}");
         if memory.device() != self.home.device.device {
             let (buffer, device) = (memory.device(), self.home.device.device);
             return Err(Error::wrong_device("lend", buffer, device));

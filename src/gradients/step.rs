@@ -157,10 +157,7 @@ impl<T: Gradient> GradientExchange<T> {
     pub fn finish_bucket(&mut self, dev: &Device, bucket: usize) -> Result<&[usize]> {
         let _here = OpSite::here("finish_bucket");
         self.check_end(dev, "finish_bucket")?;
-        if bucket >= self.buckets() {
-            let why = format_args!("bucket {bucket} of {}", self.buckets());
-            return Err(Error::invalid("finish_bucket", why));
-        }
+        invalid_if!(bucket >= self.buckets(), "finish_bucket", "bucket {bucket} of {}", self.buckets());
         invalid_if!(!self.sync, "finish_bucket", "this step exchanges nothing (`set_sync`)");
         self.close(dev).inspect_err(|_| self.broken = true)?;
         self.land(dev, bucket).inspect_err(|_| self.broken = true)?;

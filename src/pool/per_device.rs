@@ -4,7 +4,6 @@ use super::run::Run;
 use crate::{
     Device, PerDevice, Shard,
     error::{Error, Result, op_site::OpSite},
-    gang::Gang,
     scope::{as_it_is, by_its_text},
     sync::Returned,
     thread::worker::Shared,
@@ -61,17 +60,27 @@ impl<T: 'static> PerDevice<T> {
     /// As [`GpuPool::run`](crate::GpuPool::run).
     #[track_caller]
     pub fn clear_poison(&mut self) -> Result<()> {
-        self.forgive().map(drop)
+        self.scope("clear_poison", |dev, _| self.accept(dev)).map(drop)
     }
 
+    /// [`clear_poison`](Self::clear_poison) and [`each`](Self::each) in one scope: a value on whose device it does not
+    /// begin keeps its poison, and so does one of which `f` says that it does not stand.
     #[track_caller]
-    pub(crate) fn forgive(&mut self) -> Result<Vec<Vec<Arc<Gang>>>> {
-        self.scope("clear_poison", |dev, _| self.accept(dev))
-    }
-
-    #[track_caller]
-    pub(crate) fn blame(&mut self, gangs: &[Vec<Arc<Gang>>]) -> Result<()> {
-        self.scope("clear_poison", |dev, _| self.blame_on(dev, &gangs[dev.index()])).map(drop)
+    pub(crate) fn accepting<R: Send>(
+        &self,
+        devices: Option<&[usize]>,
+        f: impl Fn(&Device, Shard, &mut T) -> Result<(R, bool)> + Sync,
+    ) -> Result<Vec<R>> {
+        let accept = |dev: &Device, shard| {
+            let before = self.accept(dev)?;
+            let (result, stands) = f(dev, shard, &mut *self.borrow_mut(dev)?)?;
+            if !stands {
+                self.blame_on(dev, &before)?;
+            }
+            Ok(result)
+        };
+        let run = Run::new(&self.shared, ());
+        devices.into_iter().fold(run, Run::on).scope("clear_poison", accept, as_it_is)
     }
 
     /// Runs `f` on every device of the pool, each with its own `&mut T`.

@@ -356,7 +356,9 @@ impl Recorder {
         let (mut text, file) = (0..).find_map(free).expect("a free number")?;
         text.write_all(record.to_string().as_bytes())?;
         #[cfg(feature = "insight")]
-        fs::write(file.with_extension("json"), record.to_json())?;
+        if let Err(error) = fs::write(file.with_extension("json"), record.to_json()) {
+            event!(error, "flight_record_not_written", %error, "a flight record has its text alone, and no JSON");
+        }
         Ok(file)
     }
 }

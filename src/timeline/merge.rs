@@ -25,9 +25,14 @@ use std::{
 /// ```
 ///
 /// # Errors
-/// Those of the files; `InvalidData` for one that is no such trace.
+/// Those of the files; `InvalidData` for one that is no such trace; `InvalidInput` if `into` is one of them.
 pub fn merge<P: AsRef<Path>>(traces: impl IntoIterator<Item = P>, into: impl AsRef<Path>) -> io::Result<()> {
-    let mut files = traces.into_iter().map(|path| open(path.as_ref())).collect::<io::Result<Vec<_>>>()?;
+    let there = into.as_ref().canonicalize().ok();
+    let open = |path: P| match there.is_some() && path.as_ref().canonicalize().ok() == there {
+        true => Err(io::Error::new(io::ErrorKind::InvalidInput, "a trace cannot be merged into itself")),
+        false => open(path.as_ref()),
+    };
+    let mut files = traces.into_iter().map(open).collect::<io::Result<Vec<_>>>()?;
     let first = files.iter().map(|(_, offset)| *offset).fold(f64::INFINITY, f64::min);
     let mut out = BufWriter::new(File::create(into)?);
     let (mut taken, mut flows) = (HashSet::new(), 0);

@@ -136,6 +136,17 @@ struct OneDevice {
     dropped_before: u64,
 }
 
+impl Drop for OneDevice {
+    fn drop(&mut self) {
+        let Some(timed) = Timed::around_it(&self.driver) else { return };
+        let left = self.streams.iter_mut().flat_map(|stream| stream.pending.drain(..));
+        left.for_each(|(work, _)| give_back(timed, Record::Work(work)));
+        if let Some(clock) = self.clock.take() {
+            clock.end(timed);
+        }
+    }
+}
+
 struct Writer {
     file: File,
     lines: Lines,
@@ -228,14 +239,6 @@ impl Writer {
     }
 
     fn finish(mut self) -> io::Result<()> {
-        for device in &mut self.devices {
-            let Some(timed) = Timed::around_it(&device.driver) else { continue };
-            let left = device.streams.iter_mut().flat_map(|stream| stream.pending.drain(..));
-            left.for_each(|(work, _)| give_back(timed, Record::Work(work)));
-            if let Some(clock) = device.clock.take() {
-                clock.end(timed);
-            }
-        }
         // The last event has no comma behind it.
         self.lines.meta("gpu_pool_trace_end", None, &[]);
         self.lines.text.truncate(self.lines.text.len() - 2);

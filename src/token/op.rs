@@ -87,6 +87,8 @@ impl Device {
         if let Some(recording) = self.recording.as_ref().filter(|recording| recording.stream.id != self.stream.id) {
             return Err(recording.refuse(site, name, "the capture has a stream of its own"));
         }
+        // The driver may have ended a capture that has failed: then this would run, and no graph would have it.
+        self.recording.as_ref().map_or(Ok(()), |recording| recording.verdict())?;
         self.session.gang.check()?;
         self.worker.handle.progress.advance();
         let entry = self.worker.calls.begin(Kind::Call, own, site, self.stream.id);

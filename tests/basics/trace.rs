@@ -252,4 +252,8 @@ fn files_of_two_processes_come_to_one_time() {
     flows(&events);
     let refused = gpu_pool::trace::merge([Path::new("Cargo.toml")], &both).unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::InvalidData);
+    // Each of its lines would come again, for ever.
+    let whole = fs::read(&both).unwrap_or_default();
+    let refused = gpu_pool::trace::merge([&paths[0], &both], &both).unwrap_err();
+    assert_eq!((refused.kind(), fs::read(&both).unwrap_or_default()), (std::io::ErrorKind::InvalidInput, whole));
 }

@@ -1,8 +1,8 @@
 //! What only software GPUs can show: to the checker, in steps, in virtual time.
 
 use crate::support::{self, failure, slow_add};
-use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Module, host::ExecutionOrder};
-use gpu_pool_lab::{Check, Topology, check::Kind, prelude::*};
+use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Module, ReduceOp, host::ExecutionOrder};
+use gpu_pool_lab::{Check, FaultPlan, Topology, check::Kind, prelude::*};
 use std::sync::Arc;
 
 /// What is allocated in a capture is unwritten before the first launch, to the checker as well.
@@ -35,6 +35,27 @@ fn an_unordered_launch_is_a_race() {
     }));
     let Error::Misuse { op: "launch_graph", report, .. } = error else { panic!("{error}") };
     assert_eq!((report.kind, report.now.op, report.before.as_ref().unwrap().op), (Kind::Race, "scale", "scale"));
+}
+
+/// The driver has ended a capture at a collective, which it cannot capture, and does not begin it again. What follows in
+/// the closure would run now, and no graph would have it.
+#[test]
+fn what_follows_a_capture_that_has_failed_does_not_run() {
+    for fault in ["0:capture-begin:2:error", "0:capture-end:1:error"] {
+        let plan: FaultPlan = fault.parse().unwrap();
+        let pool = GpuPool::builder().host(2).faults(plan).build().unwrap();
+        let found = pool.run(|dev, _| {
+            let (mut x, mut y) = (dev.zeros::<f32>(100)?, dev.zeros::<f32>(100)?);
+            let captured = dev.capture(|dev| {
+                dev.fill(&mut x, 1.0)?;
+                let cut = dev.all_reduce(&mut x, ReduceOp::Sum);
+                Ok([cut.is_err(), dev.fill(&mut y, 7.0).is_err()])
+            });
+            dev.synchronize()?;
+            Ok((captured.is_err(), dev.download(&y)?))
+        });
+        assert_eq!(found.unwrap(), [(true, vec![0.0; 100]), (false, vec![0.0; 100])], "{fault}");
+    }
 }
 
 static NOTHING: Module = Module::ptx("");

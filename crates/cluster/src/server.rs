@@ -13,7 +13,7 @@ use std::{
     io::{BufReader, ErrorKind, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::Arc,
-    thread,
+    thread::{self, JoinHandle},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -26,6 +26,7 @@ const LATE: Duration = Duration::from_secs(2);
 pub(super) struct Server {
     pub address: SocketAddr,
     shared: Arc<Shared>,
+    accepting: Option<JoinHandle<()>>,
 }
 
 struct Shared {
@@ -68,8 +69,8 @@ impl Server {
         let state = Mutex::new(State { hub, links, greeted, near: None, closing: false });
         let (start, heartbeat_timeout) = (Instant::now(), limits.heartbeat_timeout);
         let shared = Arc::new(Shared { state, changed: Condvar::new(), secret, start, heartbeat_timeout });
-        let server = Server { address, shared };
-        server.shared.spawn("accept", move |shared| shared.accept(&listener, reserve))?;
+        let accepting = shared.spawn("accept", move |shared| shared.accept(&listener, reserve))?;
+        let server = Server { address, shared, accepting: Some(accepting) };
         server.shared.spawn("tick", |shared| shared.tick())?;
         Ok(server)
     }
@@ -107,7 +108,11 @@ impl Drop for Server {
         if at.ip().is_unspecified() {
             at.set_ip(if at.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
         }
-        drop(TcpStream::connect_timeout(&at, Duration::from_secs(1)));
+        let woken = TcpStream::connect_timeout(&at, Duration::from_secs(1)).is_ok();
+        // The next cluster may want the port, which that thread has.
+        if let Some(accepting) = self.accepting.take().filter(|_| woken) {
+            let _ = accepting.join();
+        }
     }
 }
 
@@ -175,7 +180,7 @@ impl State {
 }
 
 impl Shared {
-    fn spawn(self: &Arc<Self>, name: &str, f: impl FnOnce(&Arc<Shared>) + Send + 'static) -> Result<()> {
+    fn spawn(self: &Arc<Self>, name: &str, f: impl FnOnce(&Arc<Shared>) + Send + 'static) -> Result<JoinHandle<()>> {
         let shared = self.clone();
         spawn(name, move || f(&shared))
     }
@@ -287,7 +292,7 @@ pub(super) fn beat(heartbeat_timeout: Duration) -> Duration {
     (heartbeat_timeout / 8).clamp(Duration::from_millis(5), Duration::from_millis(100))
 }
 
-pub(super) fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> Result<()> {
+pub(super) fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     let started = thread::Builder::new().name(format!("cluster {name}")).spawn(f);
-    started.map(drop).map_err(|e| cluster_error!("connect", "no thread could be started: {e}"))
+    started.map_err(|e| cluster_error!("connect", "no thread could be started: {e}"))
 }

@@ -14,7 +14,7 @@ mod together;
 
 pub use model::{Gradients, Model};
 
-use crate::runtime::{Call, DeviceInternals, ErrorInternals, OpSite, PerDeviceInternals};
+use crate::runtime::{Call, DeviceInternals, ErrorInternals, ExchangeInternals, OpSite, PerDeviceInternals};
 use crate::{Optimizer, Parameter};
 use gpu_pool::{Device, Error, GpuPool, Group, PerDevice, Result, Shard, error::Site};
 use replica::{Outcome, Replica};
@@ -296,7 +296,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     }
 
     /// A forward pass: `f` has the rows of its shard, which is never empty, and returns their results; all results come
-    /// in the order of the rows. (PyTorch's `DataParallel`: scatter, apply, gather.) With 0 rows it returns none.
+    /// in the order of the rows. (PyTorch's `DataParallel`: scatter, apply, gather.) With 0 rows it returns none. Of
+    /// several groups ([`new_in`](Self::new_in)), which each have all rows, one comes after the other.
     /// Errors: those of `f`, and of [`GpuPool::run`].
     #[track_caller]
     pub fn forward<R: Send>(
@@ -305,11 +306,15 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         f: impl Fn(&Device, Shard, &mut M) -> Result<Vec<R>> + Sync,
     ) -> Result<Vec<R>> {
         let _here = OpSite::here("DataParallel::forward");
-        let parts = self.on_each(|dev, shard, replica| match shard.range(rows).is_empty() {
-            true => Ok(Vec::new()),
-            false => OpSite::outside(|| f(dev, shard, &mut replica.model)),
+        let mut parts = self.on_each(|dev, shard, replica| {
+            let place = (replica.exchange.group(dev, "forward")?.place(0), shard.index());
+            match shard.range(rows).is_empty() {
+                true => Ok((place, Vec::new())),
+                false => Ok((place, OpSite::outside(|| f(dev, shard, &mut replica.model))?)),
+            }
         })?;
-        Ok(parts.into_iter().flatten().collect())
+        parts.sort_by_key(|(place, _)| *place);
+        Ok(parts.into_iter().flat_map(|(_, results)| results).collect())
     }
 
     /// Runs `f` on every replica, in the order of the devices. An `f` that writes parameters writes the same bits on
@@ -348,8 +353,9 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     #[track_caller]
     pub fn clear_poison(&mut self) -> Result<()> {
         let (site, _here) = (Location::caller(), OpSite::here("DataParallel::clear_poison"));
-        self.replicas.clear_poison()?;
-        let outcomes = self.on_each(|dev, _, replica| replica.recover(dev))?;
+        let recover =
+            |dev: &Device, _, replica: &mut Option<Replica<M, T>>| Ok((replica_of(replica).recover(dev)?, true));
+        let outcomes = self.replicas.accepting(self.devices.as_deref(), recover)?;
         self.held = false;
         self.conclude("DataParallel::clear_poison", site, &outcomes)
     }
@@ -393,12 +399,12 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         &mut self,
         f: impl Fn(&Device, Shard, &mut Replica<M, T>) -> Result<R> + Sync,
     ) -> Result<Vec<R>> {
-        let own = |dev: &Device, shard: Shard, replica: &mut Option<Replica<M, T>>| {
-            let replica = replica.as_mut().expect("the devices of the model have replicas");
+        let f = |dev: &Device, shard: Shard, replica: &mut Option<Replica<M, T>>| {
+            let replica = replica_of(replica);
             let shard = replica.shard(dev, shard)?;
             f(dev, shard, replica)
         };
-        self.replicas.each(self.devices.as_deref(), own)
+        self.replicas.each(self.devices.as_deref(), f)
     }
 
     /// Takes over what a scope that has succeeded has found.
@@ -411,6 +417,10 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         let not_finite = outcomes.iter().find_map(|outcome| outcome.not_finite);
         not_finite.map_or(Ok(()), |(step, norm)| Err(Error::NotFinite { op, step, norm, site }))
     }
+}
+
+fn replica_of<M: Model<T>, T: Parameter>(replica: &mut Option<Replica<M, T>>) -> &mut Replica<M, T> {
+    replica.as_mut().expect("the devices of the model have replicas")
 }
 
 debug_as! {

@@ -231,7 +231,7 @@ setters! { Optimizer;
     /// Weight decay, of all parameters: `g += decay * w` (SGD, Adam), or `w -= rate * decay * w` (AdamW).
     pub fn decay(self, decay: f64) { self.decay = decay; }
 
-    /// Gradients whose norm, over all parameters, is greater than `norm` are scaled down to it before the step:
+    /// Gradients whose norm, over all parameters of a group, is above `norm` are scaled down to it before the step:
     /// `torch.nn.utils.clip_grad_norm_`, but without a pass of its own.
     pub fn clip(self, norm: f64) { self.clip = Some(norm); }
 

@@ -128,7 +128,8 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// first ranks. In a pipeline of several processes, the one with the last stage gets them, and the others get none.
     ///
     /// A value that is NaN (an `f32` or `f64`) is an error after the step: the step has come to its end, the stages are
-    /// not poisoned, and hold the gradients. To get NaNs as values, return them in a tuple or a type of your own.
+    /// not poisoned, and hold the gradients. To get NaNs as values, return them in a tuple or a type of your own. Of
+    /// several processes only the one with the last stage learns of it: exchange the losses before an update.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a schedule without backward passes, a stage that does not [split its backward

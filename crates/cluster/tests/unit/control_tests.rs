@@ -192,6 +192,12 @@ fn without_a_secret_only_on_loopback() {
 }
 
 #[test]
+fn a_port_is_free_when_its_cluster_has_ended() {
+    let port = port();
+    (0..100).for_each(|_| drop(connect(&cluster(port, 0, 1, ""), 1).unwrap()));
+}
+
+#[test]
 fn who_does_not_come_is_named() {
     // Rank 0 has to connect to itself within it.
     let alone = cluster(port(), 0, 2, "x").connect_timeout(Duration::from_secs(2));

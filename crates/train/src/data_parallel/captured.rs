@@ -8,7 +8,9 @@ use super::{
     Gradients, Model, parts,
     replica::{Outcome, Replica},
 };
-use crate::runtime::{CHUNK, DeviceInternals, ErrorInternals, ExchangeInternals, GraphInternals, OpSite};
+use crate::runtime::{
+    CHUNK, DeviceInternals, ErrorInternals, ExchangeInternals, GraphInternals, GroupInternals, OpSite,
+};
 use crate::{Optimizer, Parameter, update::Rule};
 use gpu_pool::{AsView, Device, DeviceBuffer, Error, Graph, Result, Shard};
 
@@ -37,7 +39,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
     ) -> Result<Result<Outcome>> {
         const OP: &str = "DataParallel::capture_step";
         let group = self.exchange.group(dev, OP)?;
-        if group.count() != dev.everyone().count() {
+        if group.spans_processes() || group.count() != dev.everyone().count() {
             return Ok(Err(Error::invalid(OP, "a model in several groups, or in several processes")));
         }
         self.captured = None;

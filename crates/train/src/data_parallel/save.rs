@@ -6,7 +6,7 @@
 
 use super::parts::place;
 use super::replica::{Place, Placed, Replica};
-use super::{DataParallel, Model};
+use super::{DataParallel, Model, replica_of};
 use crate::runtime::{Call, ErrorInternals, ExchangeInternals, GroupInternals, OpSite, Origin, PerDeviceInternals};
 use crate::{Parameter, checkpoint::Checkpoint, optim::KINDS};
 use gpu_pool::{Device, Error, Result, error::Site};
@@ -90,7 +90,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
                 true => {
                     let thread = thread::Builder::new().name("gpu-pool:save".into());
                     if let Err(error) = thread.spawn_scoped(scope, write) {
-                        let _ = written.set(Err(Error::custom(error)));
+                        let (op, device, why) = ("DataParallel::save", None, error.to_string());
+                        let _ = written.set(Err(Error::NoThread { op, device, why, site }));
                     }
                 }
                 false => drop(written.set(Ok(()))),
@@ -248,9 +249,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
             Err(error) if !groups.spans => return Err(error),
             found => found,
         };
-        let poison = self.replicas.forgive()?;
-        let refused = self.on_each(|dev, _, replica| {
-            let at = groups.group_of(dev.index());
+        let refused = self.replicas.accepting(self.devices.as_deref(), |dev, _, replica| {
+            let (at, replica) = (groups.group_of(dev.index()), replica_of(replica));
             if groups.spans {
                 let group = replica.exchange.group(dev, "load")?;
                 let differs = match group.agree(Origin::default(), "load", site, &terms[at]) {
@@ -259,24 +259,17 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
                 };
                 // Another group of this process may differ.
                 if dev.exchange(differs.is_some() || found.is_err())?.iter().any(|refused| *refused) {
-                    return Ok(differs);
+                    return Ok((differs, false));
                 }
             }
-            let Ok(Found { groups, .. }) = &found else { return Ok(None) };
+            let Ok(Found { groups, .. }) = &found else { return Ok((None, false)) };
             let OfGroup { steps, parameters, state } = &groups[at];
             replace(dev, replica, parameters, state, *steps)?;
-            Ok(None)
+            Ok((None, true))
         })?;
-        match found.and_then(|found| refused.into_iter().flatten().next().map_or(Ok(found), Err)) {
-            Ok(found) => {
-                (self.steps, self.held) = (found.steps, false);
-                Ok(())
-            }
-            Err(error) => {
-                self.replicas.blame(&poison)?;
-                Err(error)
-            }
-        }
+        refused.into_iter().flatten().next().map_or(Ok(()), Err)?;
+        (self.steps, self.held) = (found?.steps, false);
+        Ok(())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Pipeline, Stage};
 use crate::Checkpoint;
-use crate::runtime::OpSite;
+use crate::runtime::{OpSite, PerDeviceInternals};
 use gpu_pool::{Device, Result};
 use std::path::Path;
 
@@ -67,8 +67,11 @@ impl<S: Stage + 'static> Pipeline<S> {
         f: impl Fn(&Device, usize, &mut S, &Checkpoint) -> Result<()> + Sync,
     ) -> Result<()> {
         let _here = OpSite::here("Pipeline::restore");
-        self.stages.clear_poison()?;
         let section = |stage| checkpoint.section(&format!("stage{stage}."));
-        self.each(|dev, stage, own| f(dev, stage, own, &section(stage))).map(drop)
+        let restored = self.stages.accepting(None, |dev, _, stages| {
+            let one = |(stage, own): &mut (usize, S)| f(dev, *stage, own, &section(*stage));
+            OpSite::outside(|| stages.own.iter_mut().try_for_each(one)).map(|()| ((), true))
+        });
+        restored.map(drop)
     }
 }

@@ -136,14 +136,9 @@ impl<T: Parameter> ShardedStep<T> {
 
     /// Writes the rule that the next launch of a graph takes.
     pub fn set_later(&mut self, dev: &Device, rule: Rule) -> Result<()> {
-        self.here(dev, "prepare")?;
+        self.home.here(dev, "prepare")?;
         let rule = gathering(rule, &self.places);
         dev.upload_into(bytemuck::cast_slice(&[rule]), &mut self.graph_rule)
-    }
-
-    /// The group of the members, on the stream of `dev`.
-    fn here<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
-        self.home.here(dev, op)
     }
 
     fn segments<'a>(&self, range: Range<usize>, weights: &[DeviceView<'a, T>]) -> SmallVec<[Segment<'a, T>; 8]> {
@@ -179,7 +174,7 @@ impl<T: Parameter> ShardedStep<T> {
         mut grads: DeviceViewMut<'_, T>,
         weights: &mut [DeviceViewMut<'_, T>],
     ) -> Result<()> {
-        let group = self.here(dev, "step")?;
+        let group = self.home.here(dev, "step")?;
         if self.len == 0 {
             return Ok(());
         }
@@ -189,14 +184,10 @@ impl<T: Parameter> ShardedStep<T> {
             true => self.by_one_kernel(&group, (rule, origin), &mut grads, weights)?,
             false => self.by_calls(&group, (rule, origin), &mut grads, weights)?,
         }
-        if !self.is_flat() {
+        if !is_flat(&self.places) {
             self.bring_back(dev, &grads.view(), weights)?;
         }
         Ok(())
-    }
-
-    fn is_flat(&self) -> bool {
-        is_flat(&self.places)
     }
 
     fn moments(&self) -> Moments<'_> {
@@ -235,7 +226,7 @@ impl<T: Parameter> ShardedStep<T> {
         extra.extend(self.kept.iter().flatten().map(|memory| (area(memory.view()), Access::Write)));
         extra.extend(segments.iter().filter_map(|segment| Some((area(segment.memory?), Access::Write))));
         let call = Call::new("sharded_step").elements(T::DTYPE, self.len).counts(&self.counts).from(origin);
-        match self.is_flat() {
+        match is_flat(&self.places) {
             true => {
                 let to = exclusive(views[0]);
                 group.parts_by_kernel((call, self.reduce), &self.counts, Some(grads.view()), to, extra, &kernel)
@@ -273,7 +264,7 @@ impl<T: Parameter> ShardedStep<T> {
         let (moments, norm, segments) = (self.moments(), self.norm.view(), self.segments(part, &views));
         update::update(dev, &grads.view(), &moments, &norm, &segments, (rule, graph_rule.as_ref()))?;
         drop((segments, views));
-        if !self.is_flat() {
+        if !is_flat(&self.places) {
             return group.all_gather_from(origin, grads.view_mut(), &self.counts);
         }
         // The gradients may have zeros behind them, the parameters have not.
@@ -294,7 +285,7 @@ impl<T: Parameter> ShardedStep<T> {
 
     /// All members' state of one kind, for all elements; empty if nothing is kept. It meets and waits.
     pub fn kept(&self, dev: &Device, which: usize) -> Result<Vec<f32>> {
-        let group = self.here(dev, "state")?;
+        let group = self.home.here(dev, "state")?;
         dev.not_in_graph("state")?;
         let Some(own) = &self.kept[which] else { return Ok(Vec::new()) };
         let mut all = dev.zeros::<f32>(self.len)?;
@@ -307,7 +298,7 @@ impl<T: Parameter> ShardedStep<T> {
 
     /// Replaces what this member keeps of one kind. `all` has all elements, or none if nothing is kept.
     pub fn set_kept(&mut self, dev: &Device, which: usize, all: &[f32]) -> Result<()> {
-        self.here(dev, "set_state")?;
+        self.home.here(dev, "set_state")?;
         dev.not_in_graph("set_state")?;
         let Some(own) = &mut self.kept[which] else { return Ok(()) };
         dev.upload_into(&all[self.part.clone()], own)
@@ -316,7 +307,7 @@ impl<T: Parameter> ShardedStep<T> {
     /// Checks that the processes set the same state, which `text` describes. One process alone compares nothing.
     #[track_caller]
     pub fn agree(&self, dev: &Device, text: impl FnOnce() -> String) -> Result<()> {
-        let group = self.here(dev, "set_state")?;
+        let group = self.home.here(dev, "set_state")?;
         match group.spans_processes() {
             true => group.agree(Origin::default(), "set_state", OpSite::place(), &text()),
             false => Ok(()),

@@ -72,6 +72,28 @@ on_both! {
         }
     }
 
+    // By the ranks in the group; several groups have all rows each.
+    2: fn a_forward_pass_of_groups_gathers_in_order(gpus) {
+        let pool = gpus.pool(2);
+        let rows = |ranks: fn(usize) -> Vec<usize>| {
+            let make = |dev: &Device| bag::<f32>(dev, &[1], 0);
+            let mut model =
+                DataParallel::new_in(&pool, |dev| dev.group(&ranks(dev.rank())), Optimizer::sgd(0.1), make).unwrap();
+            model.forward(4, |_, shard, _| Ok(shard.range(4).collect())).unwrap()
+        };
+        assert_eq!(rows(|_| vec![1, 0]), [0, 1, 2, 3]);
+        assert_eq!(rows(|rank| vec![rank]), [0, 1, 2, 3, 0, 1, 2, 3]);
+    }
+
+    4: fn a_forward_pass_of_a_grid_gathers_in_order(gpus) {
+        let (pool, make) = (gpus.pool(4), |dev: &Device| bag::<f32>(dev, &[1], 0));
+        let column = |dev: &Device| vec![dev.rank() % 2, dev.rank() % 2 + 2];
+        let mut model =
+            DataParallel::new_in(&pool, |dev| dev.group(&column(dev)), Optimizer::sgd(0.1), make).unwrap();
+        let found = model.forward(4, |dev, shard, _| Ok(vec![(dev.rank() % 2, shard.range(4))])).unwrap();
+        assert_eq!(found, [(0, 0..2), (0, 2..4), (1, 0..2), (1, 2..4)]);
+    }
+
     // Three pieces of different sizes are one batch.
     1: fn accumulated_gradients_have_the_weights_of_their_rows(gpus) {
         for (n, sharded) in [(1, false), (gpus.up_to(3), false), (gpus.up_to(3), true)] {
