@@ -28,7 +28,7 @@ const MOST_SOFTWARE_GPUS: usize = 64;
 const GPUS: &str = "CUDA devices";
 
 /// The kind of a pool's devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Backend {
     /// NVIDIA GPUs through the CUDA driver.
@@ -36,6 +36,11 @@ pub enum Backend {
     /// Software GPUs on the CPU, this many.
     Host(usize),
 }
+
+display_as!(Backend, |self, f| match self {
+    Backend::Cuda => f.pad("cuda"),
+    Backend::Host(count) => f.pad(&format!("host:{count}")),
+});
 
 impl FromStr for Backend {
     type Err = UnknownName;

@@ -88,10 +88,7 @@ impl Graph {
             let why = "gradients that it names have moved, or their exchange is gone";
             return Err(Error::GraphInvalidated { op, device: dev.index(), why, site });
         }
-        match &self.gathering {
-            Some(gathering) => gathering.group(dev, op, site).map(Some),
-            None => Ok(None),
-        }
+        self.gathering.as_ref().map(|gathering| gathering.group(dev, op, site)).transpose()
     }
 }
 

@@ -128,6 +128,7 @@ macro_rules! buffer_args {
 }
 buffer_args! {
     &DeviceBuffer<T> as &'static [T]: |self| self.view(), Read, false;
+    &std::sync::Arc<DeviceBuffer<T>> as &'static [T]: |self| self.view(), Read, false;
     DeviceView<'_, T> as &'static [T]: |self| self, Read, false;
     &DeviceView<'_, T> as &'static [T]: |self| *self, Read, false;
     &DeviceViewMut<'_, T> as &'static [T]: |self| self.view(), Read, false;

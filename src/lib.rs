@@ -167,6 +167,8 @@ pub use self::{
     thread::flight_record::FlightRecord,
     token::{Device, OnStream},
 };
+/// The crate of `Pod`, which elements of buffers implement.
+pub use bytemuck;
 /// The version of cudarc whose types this crate's functions take and return.
 #[cfg(feature = "cuda")]
 pub use cudarc;
@@ -177,7 +179,7 @@ pub use ops::{Matrix, MatrixMut};
 
 /// Software GPUs: the order of their operations.
 pub mod host {
-    pub use crate::driver::host::ExecutionOrder;
+    pub use crate::driver::host::{ExecutionOrder, Step, Trace, What};
 }
 
 /// Traces of pools as files: see [`Builder::trace`].

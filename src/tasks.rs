@@ -18,6 +18,7 @@ use crate::{
     contain::{Contained, contain},
     driver::host::{self, Attendee},
     error::{Error, Result, op_site::OpSite},
+    gang::Quiescence,
     panics,
     scope::{self, Begin, Watch, as_it_is, holding},
     sync::Flag,
@@ -185,7 +186,7 @@ fn run<'scope, 'env, R>(
     let mut returned = None;
     let meanwhile = |watch: &Watch<'_>| {
         let _ = engine.gang.set(watch.gang.clone());
-        let caller = place::caller(engine);
+        let caller = Quiescence::new(engine.caller.clone(), engine.shared.gpu_order[0].clone());
         let driver = &*pool.shared.handles[0].driver;
         host::attend(driver, &(caller.clone() as Arc<dyn Attendee>));
         host::attend(driver, &(engine.cpu.clone() as Arc<dyn Attendee>));

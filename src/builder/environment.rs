@@ -107,10 +107,7 @@ fn warn_of_unknown() {
 
 /// The unknown variables that are set, each with the known name that it may be a misspelling of.
 pub fn unknown() -> impl Iterator<Item = (String, Option<String>)> {
-    variables::names()
-        .filter(|name| is_unknown(name))
-        .map(|name| (nearest(&name), name))
-        .map(|(near, name)| (name, near))
+    variables::names().filter(|name| is_unknown(name)).map(|name| (name.clone(), nearest(&name)))
 }
 
 /// Whether a name has the prefix of this crate's variables but is not one of them. Names are case-sensitive.

@@ -11,15 +11,8 @@ setters! { Builder;
     /// The most memory that the pool may take from each device, in bytes. It takes memory in pieces of 2 MiB or more.
     pub fn memory_limit(self, bytes: u64) { self.memory.limit = Some(MemoryLimit::Bytes(bytes)); }
 
-    /// The most memory that the pool may take from each device, in per cent of the device's memory.
-    ///
-    /// # Panics
-    /// When `percent` is not a number from 0 to 100.
-    #[track_caller]
-    pub fn memory_limit_percent(self, percent: f64) {
-        assert!((0.0..=100.0).contains(&percent), "{percent} per cent of a device's memory");
-        self.memory.limit = Some(MemoryLimit::Percent(percent));
-    }
+    /// The most memory that the pool may take from each device, in per cent of the device's memory (0 to 100).
+    pub fn memory_limit_percent(self, percent: f64) { self.memory.limit = Some(MemoryLimit::Percent(percent)); }
 
     /// Bytes to take from each device when the pool is built, so that the first allocations cost no driver calls.
     /// [`build`](Self::build) fails if this is more than the [limit](Self::memory_limit) allows or than a device has.
@@ -37,14 +30,7 @@ setters! { Builder;
     ///
     /// The pool may exceed the limit: if too little free memory can be moved, it takes more memory. Without virtual
     /// memory nothing can be moved. The page "The memory pool" of the guide has numbers.
-    ///
-    /// # Panics
-    /// When `slack` is not a number of at least 1.
-    #[track_caller]
-    pub fn memory_slack(self, slack: f64) {
-        assert!(slack.is_finite() && slack >= 1.0, "{slack} times the memory that is in use");
-        self.memory.slack = Some(slack);
-    }
+    pub fn memory_slack(self, slack: f64) { self.memory.slack = Some(slack); }
 
     /// Where devices' memory comes from. Default: virtual memory, if it works.
     pub fn memory_backing(self, choice: BackingChoice) { self.backing = Some(choice); }

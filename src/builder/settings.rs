@@ -26,6 +26,17 @@ impl Builder {
         invalid_if!(real, "build", "`topology` with `cuda`: a topology is for software GPUs");
         let direct = self.staged && self.algorithm == Some(Algorithm::Direct);
         invalid_if!(direct, "build", "`without_peer_access` with `algorithm(Direct)`: its kernels need peer access");
+        if let Some(MemoryLimit::Percent(percent)) = self.memory.limit {
+            let possible = (0.0..=100.0).contains(&percent);
+            invalid_if!(!possible, "build", "`memory_limit_percent({percent})`: a number from 0 to 100");
+        }
+        let slack = self.memory.slack.filter(|slack| !(slack.is_finite() && *slack >= 1.0));
+        invalid_if!(
+            slack.is_some(),
+            "build",
+            "`memory_slack({:?})`: a number of at least 1",
+            slack.unwrap_or_default()
+        );
         if let (Some(reserve), Some(MemoryLimit::Bytes(limit))) = (self.memory.reserve, self.memory.limit)
             && reserve > limit
         {

@@ -218,10 +218,8 @@ impl<'d> Group<'d> {
         dev.check()?;
         fail_if!(block.handle.pool != dev.worker.handle.pool, Error::wrong_pool(OP, dev.index()));
         fail_if!(buffer.device() != dev.index(), Error::wrong_device(OP, buffer.device(), dev.index()));
-        if !block.is_apart() {
-            let why = "only a buffer of `Device::exportable` has memory of its own; others share pages with others";
-            return Err(Error::invalid(OP, why));
-        }
+        let shared = !block.is_apart();
+        invalid_if!(shared, OP, "only a buffer of `Device::exportable` has memory of its own; others share pages");
         let by = self.door().map_or(Ok(None), |door| door.register(self, block))?;
         Ok(Registered { by, _memory: block.clone() })
     }

@@ -1,6 +1,6 @@
 //! The checks of the public collectives ([`api`](super::api)), and how they fill a [`Request`].
 
-use super::{Group, Machine, Request, across::PendingReduce, case::Case};
+use super::{Group, Machine, Request, across::PendingReduce, case::Case, point};
 use crate::{
     collective::algorithm::{NormKernel, Rows},
     driver::RawFunction,
@@ -29,7 +29,7 @@ pub fn between<T: Element>(
         dtype: T::DTYPE,
         reduce: op.unwrap_or(ReduceOp::Sum),
         shape: Some(shape),
-        source: source.map(|x| Area { block: x.block.clone(), address: x.address(), bytes: x.bytes() }),
+        source: source.map(point::area),
         destination: destination.map(|x| Area { block: x.block.clone(), address: x.address(), bytes: x.bytes() }),
         counts: None,
         extra: Vec::new(),

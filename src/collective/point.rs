@@ -6,7 +6,7 @@
 
 use super::{Group, Outgoing, face::collectives};
 use crate::{
-    Device, DeviceBuffer,
+    Device, DeviceBuffer, DeviceCopy,
     error::{Error, Result, op_site::OpSite},
     fabric::{Area, Call, Contents, Element, Label, Parcel},
     memory::{AsView, AsViewMut, DeviceView, DeviceViewMut},
@@ -124,7 +124,7 @@ impl Group<'_> {
             let incoming = self.receive_across((&call, Label::Message), from)?;
             incoming.expect(dst.bytes().len())?;
             let to = bytes_mut(dst);
-            return incoming.store(&[Area { block: to.block.clone(), address: to.address, bytes: to.bytes() }]);
+            return incoming.store(&[area(to.view())]);
         }
         let (sent, there) = self.message(&call, from)?;
         if let Some(what) = call.differs_in_elements(&sent) {
@@ -162,7 +162,7 @@ fn message_of(view: DeviceView<'_, u8>) -> Outgoing {
 }
 
 /// The memory of a view.
-pub fn area(view: DeviceView<'_, u8>) -> Area {
+pub fn area<T: DeviceCopy>(view: DeviceView<'_, T>) -> Area {
     Area { block: view.block.clone(), address: view.address, bytes: view.bytes() }
 }
 

@@ -67,14 +67,9 @@ impl Device {
         };
         let (gang, own) = (&self.session.gang, world.host());
         let devices = self.worker.shared.device_count();
-        if gang.count() != devices {
-            let why = format_args!("the scope has {} of the pool's {devices} devices: a world needs all", gang.count());
-            return Err(Error::invalid(op, why));
-        }
-        if world.devices().get(own) != Some(&devices) {
-            let why = format_args!("the cluster was told of another number of devices than {devices}");
-            return Err(Error::invalid(op, why));
-        }
+        let (own_count, told) = (gang.count(), world.devices().get(own));
+        invalid_if!(own_count != devices, op, "the scope has {own_count} of {devices} devices: a world needs all");
+        invalid_if!(told != Some(&devices), op, "the cluster was told of another number of devices than {devices}");
         scope.join(gang)?;
         let me = Place { host: own, device: self.index() };
         let Some(rank) = places.iter().position(|&place| place == me) else {

@@ -138,10 +138,7 @@ pub(crate) fn download(dev: &Device, src: Address, dst: &mut [u8]) -> Result<()>
                 whole.empty(&mut buffer.pieces[index], start, bytes, &wait)?;
             }
         }
-        match arriving {
-            Some((index, start, bytes)) => whole.empty(&mut buffer.pieces[index], start, bytes, &wait),
-            None => Ok(()),
-        }
+        arriving.map_or(Ok(()), |(index, start, bytes)| whole.empty(&mut buffer.pieces[index], start, bytes, &wait))
     })
 }
 

@@ -4,7 +4,10 @@ use crate::{
     Device,
     copy::{host, peer},
     error::{Result, op_site::OpSite},
-    memory::{Access, AsPinned, AsPinnedMut, AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, DeviceViewMut},
+    memory::{
+        Access, AsPinned, AsPinnedMut, AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, DeviceView,
+        DeviceViewMut,
+    },
     token::op::Op,
 };
 #[cfg(doc)]
@@ -164,6 +167,14 @@ impl<T: DeviceCopy> DeviceBuffer<T> {
     /// `OutOfMemory`, `WrongPool`, and the driver's.
     #[track_caller]
     pub fn copy_to(&self, dev: &Device) -> Result<DeviceBuffer<T>> {
+        self.view().copy_to(dev)
+    }
+}
+
+impl<T: DeviceCopy> DeviceView<'_, T> {
+    /// As [`DeviceBuffer::copy_to`], of a part.
+    #[track_caller]
+    pub fn copy_to(self, dev: &Device) -> Result<DeviceBuffer<T>> {
         let _here = OpSite::here("copy_to");
         let mut here = dev.allocate("copy_to", self.len)?;
         dev.copy(&self.peer(), &mut here)?;

@@ -76,6 +76,20 @@ impl Device {
         op.submitted();
         Ok(())
     }
+
+    /// Waits **on the host** for the event, and not for work of its stream that comes later.
+    ///
+    /// # Errors
+    /// [`Error::WrongPool`] for an event of another pool, [`Error::Timeout`], [`Error::Aborted`], the driver's.
+    #[track_caller]
+    pub fn wait_on_host(&self, event: &Event) -> Result<()> {
+        let op = self.op("wait_on_host")?;
+        fail_if!(event.0.stream.handle.pool != self.worker.handle.pool, Error::wrong_pool(op.name, self.index()));
+        let gang = &self.session.gang;
+        event.wait_host(op.name, self.worker.shared.deadline, &|| gang.is_aborted())?;
+        self.check()
+    }
+
     #[track_caller]
     fn recorded(&self, op: &'static str, timed: bool) -> Result<Event> {
         let _here = OpSite::here(op);

@@ -14,6 +14,7 @@ pub enum Route {
 
 /// The probe's result for one ordered pair of devices when the pool was built.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct PeerReport {
     /// The device that accesses memory.
     pub from: usize,

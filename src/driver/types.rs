@@ -70,6 +70,7 @@ pub type DriverResult<T = ()> = Result<T, Fault>;
 
 /// The constant properties of an open device.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct DeviceInfo {
     /// The *driver's* ordinal (for CUDA after `CUDA_VISIBLE_DEVICES`), not the ordinal in a pool.
     pub ordinal: usize,

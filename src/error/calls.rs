@@ -4,6 +4,7 @@ use super::Site;
 
 /// A call that a device's thread has made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DeviceCall {
     /// Ordinal in the pool.
     pub device: usize,

@@ -67,35 +67,27 @@ pub trait Operations {
 
     /// `len` elements with unspecified contents: old bytes of this process's earlier buffers, or of none.
     #[track_caller]
-    fn allocate<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>>;
+    fn allocate<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>> {
+        self.device().allocate(op, len)
+    }
 
     ///
     /// # Safety
     /// As for [`Device::launch`].
     #[track_caller]
-    unsafe fn launch<S: Signature, A: Args<S>>(&self, kernel: &Kernel<S>, dims: LaunchDims, args: A) -> Result<()>;
+    unsafe fn launch<S: Signature, A: Args<S>>(&self, kernel: &Kernel<S>, dims: LaunchDims, args: A) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.device().launch(kernel, dims, args) }
+    }
 
-    fn everyone(&self) -> Group<'_>;
+    fn everyone(&self) -> Group<'_> {
+        self.device().everyone()
+    }
 }
 
 impl Operations for Device {
     fn device(&self) -> &Device {
         self
-    }
-
-    #[track_caller]
-    fn allocate<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>> {
-        self.allocate(op, len)
-    }
-
-    #[track_caller]
-    unsafe fn launch<S: Signature, A: Args<S>>(&self, kernel: &Kernel<S>, dims: LaunchDims, args: A) -> Result<()> {
-        // SAFETY: passed on to the caller.
-        unsafe { self.launch(kernel, dims, args) }
-    }
-
-    fn everyone(&self) -> Group<'_> {
-        self.everyone()
     }
 }
 
@@ -269,11 +261,7 @@ internals! {
     }
 }
 
-pub fn area<T: DeviceCopy>(view: DeviceView<'_, T>) -> Area {
-    Area { block: view.block.clone(), address: view.address(), bytes: view.bytes() }
-}
-
-pub use crate::gradients::access::exclusive;
+pub use crate::{collective::point::area, gradients::access::exclusive};
 
 /// The same memory in its own type, which the caller has found by its number.
 pub fn in_type<T: DeviceCopy, U: DeviceCopy>(view: DeviceView<'_, T>) -> DeviceView<'_, U> {

@@ -143,7 +143,7 @@ elements! {
 ///
 /// Where kernels cannot wait for each other, `Direct` and `Staged` are between two parts of a graph, too. Messages
 /// (`send`, `recv`) are copies under all algorithms.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
     /// The fastest one for the operation, its size and the machine ([`GpuPool::explain`](crate::GpuPool::explain)).
@@ -192,6 +192,8 @@ pub enum Algorithm {
     Ring,
 }
 
+display_as!(Algorithm, |self, f| f.pad(&format!("{self:?}").to_lowercase()));
+
 impl std::str::FromStr for Algorithm {
     type Err = UnknownName;
 
@@ -205,7 +207,8 @@ impl std::str::FromStr for Algorithm {
 }
 
 /// In which order sums are added up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum ReduceOrder {
     /// The same on every device and in every run; it may depend on the size and on the algorithm.
     #[default]

@@ -22,10 +22,6 @@ struct Parameters {
 }
 
 impl Parameters {
-    fn new(dtype: DType, sizes: Arc<[usize]>, sums: Vec<u64>, site: Site) -> Self {
-        Parameters { dtype, sizes, sums: sums.into(), site }
-    }
-
     fn differs(&self, other: &Self) -> Option<Difference> {
         let both = |what, text: &dyn Fn(&Self) -> String| Some((what, text(self), text(other)));
         if self.dtype != other.dtype {
@@ -102,7 +98,8 @@ impl<T: Gradient> GradientExchange<T> {
         // The compared views are the written ones.
         let mut views: Vec<DeviceViewMut<'_, V::Elem>> = parameters.iter_mut().map(|x| x.view_mut()).collect();
         let sizes = views.iter().map(|x| x.len()).collect();
-        Parameters::new(V::Elem::DTYPE, sizes, Vec::new(), OpSite::place()).compare(&group)?;
+        let (dtype, sums, site) = (V::Elem::DTYPE, Arc::default(), OpSite::place());
+        Parameters { dtype, sizes, sums, site }.compare(&group)?;
         for x in &mut views {
             group.broadcast(x, root)?;
         }
@@ -132,7 +129,8 @@ impl<T: Gradient> GradientExchange<T> {
             sums.push(hasher.finish());
         }
         let sizes = views.iter().map(|x| x.len()).collect();
-        Parameters::new(V::Elem::DTYPE, sizes, sums, OpSite::place()).compare(&group)
+        let (dtype, sums, site) = (V::Elem::DTYPE, sums.into(), OpSite::place());
+        Parameters { dtype, sizes, sums, site }.compare(&group)
     }
 }
 

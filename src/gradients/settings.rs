@@ -195,18 +195,12 @@ impl Settings {
             ReduceOp::Scaled(weight) => check_weight::<T>(OP, weight)?,
             other => return Err(Error::invalid(OP, format_args!("{other} of gradients: Sum, Avg or Scaled"))),
         }
-        if T::kernels(self.wire.dtype(T::DTYPE)).is_none() {
-            let why = format_args!("a wire of {:?} is no use to gradients of {:?}", self.wire, T::DTYPE);
-            return Err(Error::invalid(OP, why));
-        }
-        if self.scatter && (self.ready_order || self.norm || T::DTYPE != self.wire.dtype(T::DTYPE)) {
-            let why = "buckets that are scattered need `ready_order(false)`, `norm(false)` and `Wire::Same`";
-            return Err(Error::invalid(OP, why));
-        }
-        match self.bucket_bytes.min(self.first_bucket_bytes) {
-            0 => Err(Error::invalid(OP, "a bucket of 0 bytes")),
-            _ => Ok(()),
-        }
+        let (wire, own) = (self.wire.dtype(T::DTYPE), T::DTYPE);
+        invalid_if!(T::kernels(wire).is_none(), OP, "a wire of {:?} is no use to gradients of {own:?}", self.wire);
+        let cut = self.scatter && (self.ready_order || self.norm || wire != own);
+        invalid_if!(cut, OP, "buckets that are scattered need `ready_order(false)`, `norm(false)` and `Wire::Same`");
+        invalid_if!(self.bucket_bytes.min(self.first_bucket_bytes) == 0, OP, "a bucket of 0 bytes");
+        Ok(())
     }
 
     pub fn bucket_sizes(&self) -> (usize, usize) {

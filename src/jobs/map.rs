@@ -18,6 +18,7 @@ use std::{
 };
 
 /// The results of [`Jobs::map`].
+#[must_use = "jobs are submitted when results are asked for"]
 pub struct JobMap<I: Iterator, F, T> {
     jobs: Jobs,
     items: Fuse<I>,
@@ -29,6 +30,7 @@ pub struct JobMap<I: Iterator, F, T> {
 }
 
 /// The results of [`Jobs::stream`].
+#[must_use = "jobs are submitted when results are asked for"]
 pub struct JobStream<I: Iterator, F, T>(pub(super) JobMap<I, F, T>);
 
 impl<I, F, T> JobMap<I, F, T>

@@ -49,6 +49,7 @@ pub(super) struct Start<J> {
 
 /// Why the first job of the queue does not begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Waits {
     /// No device that it may run on takes a job now.
     Device,

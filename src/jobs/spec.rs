@@ -34,6 +34,7 @@ pub struct Several(());
 
 /// Why [`Jobs::try_submit`] has not taken a job.
 #[derive(thiserror::Error)]
+#[non_exhaustive]
 pub enum TrySubmitError<F> {
     /// The queue is full. Here is the closure.
     #[error("the queue of jobs is full")]
@@ -80,13 +81,6 @@ impl<'j> JobSpec<'j> {
         JobSpec { core: &jobs.core, need: Need::default(), name: None, retries: 0, limit: None, kind: PhantomData }
     }
 
-    /// Runs on so many devices in parallel, as one gang: the closure runs on each of them, with the group of all, and
-    /// the handle has the results by rank. It begins when so many are idle. The guide's page "Jobs" has an example.
-    pub fn gpus(mut self, gpus: usize) -> JobSpec<'j, Several> {
-        self.need.gpus = gpus;
-        self.into_kind()
-    }
-
     /// Begins again after an error, a panic or its device's loss, at most so many times. The closure is an `FnMut`.
     pub fn retry(mut self, times: u32) -> JobSpec<'j, Again> {
         self.retries = times;
@@ -95,6 +89,13 @@ impl<'j> JobSpec<'j> {
 }
 
 impl<'j, K> JobSpec<'j, K> {
+    /// Runs on so many devices in parallel, as one gang: the closure runs on each of them, with the group of all, and
+    /// the handle has the results by rank. It begins when so many are idle. The guide's page "Jobs" has an example.
+    pub fn gpus(mut self, gpus: usize) -> JobSpec<'j, Several> {
+        self.need.gpus = gpus;
+        self.into_kind()
+    }
+
     fn into_kind<L>(self) -> JobSpec<'j, L> {
         let JobSpec { core, need, name, retries, limit, .. } = self;
         JobSpec { core, need, name, retries, limit, kind: PhantomData }

@@ -68,7 +68,7 @@ type DotPartial<T, A> = Kernel<(&'static [T], &'static [T], &'static mut [A], u6
 )]
 pub trait Float: DeviceCopy + Sealed {
     /// The type of factors and of partial sums: `f64` for `f64`, else `f32`.
-    type Acc: DeviceCopy + crate::kernel::Scalar + Real;
+    type Acc: DeviceCopy + crate::kernel::Scalar + Real + From<f32> + Into<f64>;
     /// The place of the type in a kernel's list of names: f32, f64, f16, bf16.
     #[doc(hidden)]
     const KIND: usize;

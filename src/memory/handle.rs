@@ -199,10 +199,8 @@ impl DeviceHandle {
 
     /// Tells the checker that the host will touch page-locked or managed memory.
     pub(crate) fn host_access(&self, op: &'static str, address: u64, bytes: usize, write: bool) -> Result<()> {
-        match &self.watch {
-            Some(watch) => watch.checker.host_access(address, bytes, write).map_err(|report| self.misuse(op, report)),
-            None => Ok(()),
-        }
+        let Some(watch) = &self.watch else { return Ok(()) };
+        watch.checker.host_access(address, bytes, write).map_err(|report| self.misuse(op, report))
     }
 
     pub(crate) fn misuse(&self, op: &'static str, report: Arc<Report>) -> Error {

@@ -65,7 +65,7 @@ pub use buffer::DeviceBuffer;
 pub use insight::{
     classes::{ClassStats, MemoryClasses},
     leak::{Leak, LeakReport},
-    out_of_memory::{OutOfMemoryReport, PendingOnStream},
+    out_of_memory::{BookedJob, OutOfMemoryReport, PendingOnStream},
     site::{CallSite, Holder},
     snapshot::{BlockInfo, BlockState, ChunkInfo, EventKind, MemoryEvent, MemorySnapshot},
 };

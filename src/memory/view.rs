@@ -37,6 +37,11 @@ macro_rules! common {
                 self.address
             }
 
+            /// The ordinal of the device that has the memory.
+            pub fn device(&self) -> usize {
+                self.block.handle.device
+            }
+
             pub(crate) fn bytes(&self) -> Range<usize> {
                 let start = (self.address - self.block.address) as usize;
                 start..start + self.len * size_of::<T>()
@@ -226,7 +231,7 @@ macro_rules! references {
         }
     )+};
 }
-references! { &V, &mut V }
+references! { &V, &mut V, std::sync::Arc<V>, Box<V> }
 impl<V: AsViewMut + ?Sized> AsViewMut for &mut V {
     fn view_mut(&mut self) -> DeviceViewMut<'_, V::Elem> {
         (**self).view_mut()

@@ -19,7 +19,12 @@ pub struct PoolReport {
 
 impl PoolReport {
     /// How `from` reaches `to`.
+    ///
+    /// # Panics
+    /// When there is no such device.
+    #[track_caller]
     pub fn peer(&self, from: usize, to: usize) -> &PeerReport {
+        assert!(from.max(to) < self.devices.len(), "{from} -> {to} of {} devices", self.devices.len());
         &self.peers[from * self.devices.len() + to]
     }
 

@@ -16,7 +16,7 @@ use crate::{
     contain::contain,
     driver::host::{self, Attendee},
     error::{Error, Result, op_site::OpSite},
-    gang::{Gang, Quiescence},
+    gang::Gang,
     panics,
     scope::{Watch, holding},
     timeline::Category,
@@ -303,10 +303,6 @@ struct Stuck {
 /// The failure of a gang, as its caller sees it.
 fn root(gang: &Gang, error: Error) -> Error {
     gang.cause().map_or(error, |(_, cause)| cause)
-}
-
-pub(super) fn caller(engine: &Engine<'_>) -> Arc<Quiescence> {
-    Quiescence::new(engine.caller.clone(), engine.shared.gpu_order[0].clone())
 }
 
 #[cfg(test)]

@@ -82,6 +82,7 @@ pub(crate) struct Session {
 /// A [`Device`] that works on another stream, or without the library's ordering. It dereferences to [`Device`], so
 /// helper functions that take `&Device` work on any stream.
 #[derive(Debug)]
+#[must_use = "operations of the value go to the other stream"]
 pub struct OnStream<'a> {
     dev: Device,
     of: PhantomData<&'a Stream>,

@@ -303,7 +303,8 @@ on_both! {
 #[test]
 fn per_cents_that_are_none() {
     for percent in [-1.0, 100.1, f64::NAN, f64::INFINITY] {
-        assert!(std::panic::catch_unwind(|| builder().host(1).memory_limit_percent(percent)).is_err(), "{percent}");
+        let error = builder().host(1).memory_limit_percent(percent).build().map(drop).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { op: "build", .. }), "{error}");
     }
 }
 

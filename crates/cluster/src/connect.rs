@@ -191,8 +191,7 @@ impl MpiPart {
     /// Ends MPI behind any transport: the launcher takes a process that never ends MPI for a failed one.
     fn ends_behind(&self, ends: Ends, cluster: &Cluster, control: &Control) -> Ends {
         let Some(mpi) = self.mpi.clone() else { return ends };
-        let limit = cluster.heartbeat_timeout;
-        Box::new((ends, Ending::new(control, move || mpi.close(limit))))
+        Box::new((ends, Ending::new(control, close(mpi, cluster, control))))
     }
 
     fn broadcast(&self, cluster: &Cluster, bytes: &mut [u8]) -> Result<()> {
@@ -211,8 +210,7 @@ impl MpiPart {
             loaded.load(cluster)?;
         }
         let Some(mpi) = loaded.mpi else { unreachable!("loaded") };
-        let (ending, limit) = (mpi.clone(), cluster.heartbeat_timeout);
-        let ends = Ending::new(control, move || ending.close(limit));
+        let ends = Ending::new(control, close(mpi.clone(), cluster, control));
         // All processes must come to one choice: their libraries may differ.
         let takes = (!software && mpi.is_cuda_aware()) || forced();
         if !control.gather("mpi/devices", &[u8::from(takes)])?.iter().all(|told| *told == [1]) {
@@ -298,6 +296,17 @@ impl Drop for Ending {
             event!(warn, "transport_ended_badly", %error, "the transport between processes did not end well");
         }
     }
+}
+
+/// The end of MPI. Another process may work alone for long before it comes: that is no loss.
+#[cfg(feature = "mpi")]
+fn close(
+    mpi: Arc<super::transport::mpi::Mpi>,
+    cluster: &Cluster,
+    control: &Control,
+) -> impl Fn() -> Result<()> + Send + Sync + 'static {
+    let (control, limit) = (control.clone(), cluster.connect_timeout.max(cluster.heartbeat_timeout));
+    move || mpi.close(limit, &|| control.lost())
 }
 
 /// Under this name a process tells that its transport has failed, and why.

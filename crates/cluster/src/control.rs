@@ -10,7 +10,7 @@ use super::{Cluster, greet, wire};
 use crate::traits::{Transport, World};
 use gpu_pool::{Error, Result, event};
 use std::{
-    net::{Ipv4Addr, SocketAddr, ToSocketAddrs},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -92,7 +92,12 @@ impl Cluster {
         let (server, at, secret) = match (&self.launch.master, bcast) {
             (Some((name, port)), _) => {
                 let at = self.resolve(name, *port, start)?;
-                let server = if host == 0 { Some(Server::start(at, limits, self.secret.clone())?) } else { None };
+                // Of a name each machine may know another address. Without a secret only this machine may come.
+                let all = !self.secret.is_empty() && name != "localhost" && name.parse::<IpAddr>().is_err();
+                let any = if at.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+                let listens = if all { SocketAddr::new(any, *port) } else { at };
+                let start = || Server::start(listens, limits, self.secret.clone());
+                let server = (host == 0).then(start).transpose()?;
                 // A port 0 is chosen by the system; only one process can know it then.
                 let at = server.as_ref().filter(|_| *port == 0).map_or(at, |server| server.address);
                 (server, at, self.secret.clone())

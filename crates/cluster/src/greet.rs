@@ -65,7 +65,7 @@ fn proof(mac: Hmac<Sha256>) -> Proof {
     mac.finalize().into_bytes().into()
 }
 
-pub(super) fn random() -> io::Result<[u8; 32]> {
+pub(crate) fn random() -> io::Result<[u8; 32]> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).map_err(io::Error::other)?;
     Ok(bytes)

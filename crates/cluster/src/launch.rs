@@ -87,7 +87,7 @@ impl Variables<'_> {
 
     fn own_master(&self) -> Result<Option<(String, u16)>> {
         match (self.text("GPU_POOL_MASTER")?, self.number("GPU_POOL_PORT")?) {
-            (Some(host), Some(port)) => Ok(Some((host, port))),
+            (Some(host), Some(port)) => Ok(Some((host.trim_matches(['[', ']']).to_owned(), port))),
             (None, None) => Ok(None),
             (None, Some(_)) => Err(wrong("GPU_POOL_PORT is set, but GPU_POOL_MASTER is not set")),
             (Some(_), None) => Err(wrong("GPU_POOL_MASTER is set, but GPU_POOL_PORT is not set")),
@@ -257,6 +257,7 @@ fn tasks_of(text: &str, node: usize) -> Option<usize> {
 }
 
 /// Whether processes of one machine meet by rank 0, as others do.
+#[cfg(any(test, all(target_os = "linux", not(loom))))]
 pub(super) fn meets_by_hub(variables: Read<'_>) -> Result<bool> {
     match Variables(variables).text("GPU_POOL_MEETING")?.as_deref() {
         None | Some("auto") => Ok(false),

@@ -61,6 +61,8 @@ pub(super) struct End(Arc<Journal>);
 
 impl Drop for End {
     fn drop(&mut self) {
+        // The thread that reads may not come to it before the process ends. Then writers would wait for it.
+        self.0.replica.lock().reader.leave();
         self.0.bell.close();
     }
 }

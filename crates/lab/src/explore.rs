@@ -200,6 +200,7 @@ struct Failing {
 
 /// The statistics of an exploration without a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Explored {
     /// Number of runs of the program.
     pub runs: u64,
@@ -209,6 +210,7 @@ pub struct Explored {
 
 /// The kind of a program's failure.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Cause {
     /// The program returned this error.
     Error(Error),

@@ -142,10 +142,8 @@ impl Checkpoint {
         };
         // With no tensors and empty notes, safetensors 0.8 would write no valid JSON.
         let notes = (!self.notes.is_empty()).then(|| self.notes.clone());
-        let header = match Metadata::new(notes, all.iter().map(&mut info).collect()) {
-            Ok(header) => header,
-            Err(error) => return Err(Error::invalid("Checkpoint::save", refused(&error))),
-        };
+        let header = Metadata::new(notes, all.iter().map(&mut info).collect());
+        let header = header.map_err(|error| Error::invalid("Checkpoint::save", refused(&error)))?;
         let mut header = serde_json::to_vec(&header).expect("plain data with text for keys");
         header.resize(header.len().next_multiple_of(size_of::<u64>()), b' ');
         let (len, most) = (header.len(), MOST_HEADER);
@@ -168,17 +166,11 @@ impl Checkpoint {
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let _here = OpSite::here("Checkpoint::load");
         let path = path.as_ref();
-        let file = match fs::read(path) {
-            Ok(file) => file,
-            Err(error) => return Err(failed(path, &error)),
-        };
-        let (header, metadata) = match SafeTensors::read_metadata(&file) {
-            Ok(found) => found,
-            Err(error) => {
-                let why = format_args!("{}: truncated, or no checkpoint: {error}", path.display());
-                return Err(Error::invalid("Checkpoint::load", why));
-            }
-        };
+        let file = fs::read(path).map_err(|error| failed(path, &error))?;
+        let (header, metadata) = SafeTensors::read_metadata(&file).map_err(|error| {
+            let why = format_args!("{}: truncated, or no checkpoint: {error}", path.display());
+            Error::invalid("Checkpoint::load", why)
+        })?;
         let start = size_of::<u64>() + header;
         let tensor = |info: &TensorInfo| {
             let (from, to) = info.data_offsets;

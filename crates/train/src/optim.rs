@@ -26,6 +26,7 @@ use std::ops::Range;
 /// be finite in `f32`, and those greater than 0 also there. A schedule that raises the rate beyond `f32` ends with an
 /// error of the step that would use it.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[must_use = "settings return a changed optimizer"]
 pub struct Optimizer {
     kind: Kind,
     rate: f64,

@@ -108,6 +108,7 @@ impl PipelineSchedule {
     }
 
     /// The forward passes alone, in the same order: for inference. It can run: forward passes wait only for each other.
+    #[must_use]
     pub fn forward_only(&self) -> Self {
         let forward = |list: &Vec<Action>| list.iter().copied().filter(|a| a.work == Work::Forward).collect();
         PipelineSchedule {
@@ -121,6 +122,7 @@ impl PipelineSchedule {
     /// Joins each [`BackwardInput`](Work::BackwardInput) with its [`BackwardWeights`](Work::BackwardWeights), where the
     /// one directly follows the other: one [`Backward`](Work::Backward) is cheaper than two calls. The result is
     /// runnable: nothing waits for a `BackwardWeights`. Stages before it may get their gradient later.
+    #[must_use]
     pub fn merge_backward(&self) -> Self {
         let mut merged = self.clone();
         for list in &mut merged.actions {

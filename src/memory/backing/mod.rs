@@ -102,7 +102,7 @@ pub(crate) trait Backing: Send {
 }
 
 /// Where device memory comes from: [`Builder::memory_backing`](crate::Builder::memory_backing).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum BackingChoice {
     /// A window of virtual addresses if the device has them and their memory passes a test; else single allocations.
     #[default]
@@ -112,6 +112,8 @@ pub enum BackingChoice {
     /// Single allocations.
     Malloc,
 }
+
+display_as!(BackingChoice, |self, f| f.pad(&format!("{self:?}").to_lowercase()));
 
 impl FromStr for BackingChoice {
     type Err = UnknownName;

@@ -75,10 +75,7 @@ fn on_a_stream(
         // SAFETY: made above, and not used again.
         unsafe { driver.stream_destroy(own) }
     });
-    let tried = match tried {
-        Ok(tried) => tried?,
-        Err(fault) => Err(fault),
-    };
+    let tried = tried.unwrap_or_else(|fault| Ok(Err(fault)))?;
     Ok(tried.and_then(|good| destroyed.map(|()| good)))
 }
 

@@ -279,7 +279,7 @@ impl Cache {
                 if used { cache.small.steal(class, own) } else { None }
             })?,
         };
-        self.count(block.hazards.history().waits_for(request.stream));
+        self.count(!block.hazards.history().is_free_for(request.stream));
         Ok(block)
     }
 
@@ -354,7 +354,7 @@ impl Cache {
                         found.or_else(used)
                     })?,
                 };
-                self.count(taken.payload.waits_for(request.stream));
+                self.count(!taken.payload.is_free_for(request.stream));
                 taken
             }
         };

@@ -103,10 +103,6 @@ impl History {
         self.uses().iter().all(|last| last.is_over_for(stream))
     }
 
-    pub(crate) fn waits_for(&self, stream: Option<&StreamCore>) -> bool {
-        !self.is_free_for(stream)
-    }
-
     /// The first position in `room` where `bytes` bytes are free of uses by a lost device other than `own`. Waiting for
     /// such a use can only fail.
     pub(crate) fn usable_place(&self, own: usize, room: Range<usize>, bytes: usize) -> Option<usize> {

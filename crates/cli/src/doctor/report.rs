@@ -47,8 +47,5 @@ display_as!(Line, |self, f| {
         Level::Wrong => "WRONG",
     };
     write!(f, "{level:<5}  {:<11}  {}", self.topic, self.text)?;
-    match &self.to_do {
-        Some(to_do) => write!(f, "\n{:20}-> {to_do}", ""),
-        None => Ok(()),
-    }
+    self.to_do.as_ref().map_or(Ok(()), |to_do| write!(f, "\n{:20}-> {to_do}", ""))
 });

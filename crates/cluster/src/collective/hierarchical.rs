@@ -172,11 +172,6 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         op.submit(|driver, stream| unsafe { driver.copy_to_host(to.ptr(), from.address, from.bytes.len(), stream) })
     }
 
-    /// Records an event now, so later work of this stream is not waited for.
-    pub fn record_early(&self) -> Result<()> {
-        self.dev.core().record_early(self.call.op)
-    }
-
     /// Copies a range of page-locked memory to this device. Asynchronous.
     pub fn upload(&self, from: &PinnedBuffer<u8>, range: Range<usize>, to: &Area) -> Result<()> {
         debug_assert!(range.len() == to.bytes.len() && range.end <= from.len());

@@ -78,10 +78,7 @@ impl AcrossProcesses for Hierarchical {
 
     fn run(&self, group: &Group<'_>, request: &Request, overlapped: bool) -> Result<()> {
         let hier = HierarchicalCall::new(group, &request.call, overlapped)?;
-        let shape = match &request.shape {
-            Some(shape) => shape,
-            None => return all_to_all::by_counts(&hier, request),
-        };
+        let Some(shape) = &request.shape else { return all_to_all::by_counts(&hier, request) };
         match shape {
             Shape::Gather { .. } | Shape::Scatter { .. } | Shape::AllToAll { .. } => {
                 all_to_all::by_shape(&hier, request, shape)

@@ -86,7 +86,7 @@ fn start_by<R: HostSide>(
     let begun = rail::begin(plan, request, cuts, &mut rail);
     let given = begun.and_then(|()| {
         // The proxy waits for the copies, and not for what this stream does next.
-        hier.done(hier.record_early())?;
+        hier.done(dev.core().record_early(request.call.op))?;
         let task = ProxyTask {
             rail,
             scope: hier.scope.clone(),

@@ -94,9 +94,7 @@ pub(super) fn element<T>() -> u64 {
 }
 
 pub(super) fn random(op: &'static str) -> Result<Key> {
-    let mut key = Key::default();
-    getrandom::fill(&mut key).map_err(|why| cluster_error!(op, "no random bytes: {why}"))?;
-    Ok(key)
+    crate::greet::random().map_err(|why| cluster_error!(op, "no random bytes: {why}"))
 }
 
 /// A process of this host. Its start time tells it from a later one with the same number.

@@ -80,10 +80,7 @@ impl ScheduleError {
 /// The result of a constructor: the error has the place of its caller.
 #[track_caller]
 pub(super) fn at_caller<T>(checked: Checked<T>) -> Result<T> {
-    match checked {
-        Ok(value) => Ok(value),
-        Err(error) => Err(Error::invalid("PipelineSchedule", error)),
-    }
+    checked.map_err(|error| Error::invalid("PipelineSchedule", error))
 }
 
 impl fmt::Display for ScheduleError {

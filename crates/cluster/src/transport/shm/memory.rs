@@ -10,7 +10,7 @@ use gpu_pool::{Error, Result};
 use rustix::{
     fs::{MemfdFlags, SealFlags},
     io::Errno,
-    mm::{MapFlags, ProtFlags},
+    mm::{Advice, MapFlags, ProtFlags},
     net::RecvFlags,
 };
 use std::{
@@ -59,6 +59,9 @@ impl Shared {
         // SAFETY: a new mapping of a whole file that keeps its size.
         let at = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, access, MapFlags::SHARED, &descriptor, 0) };
         let at = at.map_err(|why| errno("mmap", why))?;
+        // A core dump would have all of a mapping of shared memory, also what no process has touched.
+        // SAFETY: the mapping above; it changes no content.
+        let _ = unsafe { rustix::mm::madvise(at, bytes, Advice::LinuxDontDump) };
         Ok(Shared { descriptor, at: at.cast(), bytes })
     }
 
@@ -112,7 +115,7 @@ pub(crate) fn pass_on(
         Ok(())
     };
     let entry = |rank: usize| format!("shm/{name}/{rank}");
-    let random = random()?;
+    let random: [u8; ADDRESS + KEY] = crate::greet::random().map_err(|why| failure("getrandom", why.to_string()))?;
     let listener = socket::listen(&address(&random[..ADDRESS])).map_err(|why| broken("bind", &why))?;
     set(&entry(rank), &random)?;
 
@@ -206,12 +209,6 @@ fn greet(mut stream: &UnixStream, key: &[u8], own: BorrowedFd<'_>) -> Greeted {
 
 fn address(random: &[u8]) -> String {
     format!("gpu-pool/{}", random.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
-}
-
-fn random() -> Result<[u8; ADDRESS + KEY]> {
-    let mut bytes = [0; ADDRESS + KEY];
-    getrandom::fill(&mut bytes).map_err(|why| failure("getrandom", why.to_string()))?;
-    Ok(bytes)
 }
 
 /// Any process may use names of the abstract space, so each side asks the other for its identity.
