@@ -214,17 +214,20 @@ thread_local! {
 
 /// It may be the GPU of another pool's device.
 fn is_held(shared: &Shared, devices: &[usize]) -> bool {
-    HELD.with_borrow(|held| {
+    // A drop of a thread-local value may start a scope when the list is gone, which is empty then.
+    let held = HELD.try_with(|held| {
+        let held = held.borrow();
         let mut waiting = held.iter().flat_map(|pool| &pool.gpu_order);
         waiting.any(|waiting| devices.iter().any(|&device| waiting.is_on_gpu_of(&shared.gpu_order[device])))
-    })
+    });
+    held.unwrap_or(false)
 }
 
 /// The code cannot start a scope on their GPUs.
 #[cfg(feature = "tasks")]
 pub(crate) fn holding<R>(shared: &Arc<Shared>, f: impl FnOnce() -> R) -> R {
-    HELD.with_borrow_mut(|held| held.push(shared.clone()));
-    let _held = crate::contain::Finally(|| drop(HELD.with_borrow_mut(Vec::pop)));
+    let _ = HELD.try_with(|held| held.borrow_mut().push(shared.clone()));
+    let _held = crate::contain::Finally(|| drop(HELD.try_with(|held| held.borrow_mut().pop())));
     f()
 }
 

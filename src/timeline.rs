@@ -140,7 +140,8 @@ pub(crate) struct Slice {
 
 impl Slice {
     pub fn new(kind: Category, name: &'static str, here: Option<OpSite>, start: u64) -> Self {
-        let row = here::device().map_or_else(|| Row::Other(THREAD.with(|thread| thread.0)), Row::Device);
+        let row =
+            here::device().map_or_else(|| Row::Other(THREAD.try_with(|thread| thread.0).unwrap_or(0)), Row::Device);
         Slice { kind, name, label: None, here, bytes: 0, route: None, cause: None, start, end: start, row }
     }
 }

@@ -19,7 +19,8 @@ struct Flush;
 
 impl Drop for Flush {
     fn drop(&mut self) {
-        if let Some(pool) = GLOBAL.get() {
+        // A forked process has no thread that writes.
+        if let Some(pool) = GLOBAL.get().filter(|pool| pool.shared.pid == std::process::id()) {
             pool.shared.timeline.flush();
         }
     }
@@ -51,7 +52,8 @@ impl GpuPool {
         fail_if!(GLOBAL.get().is_none() && on_device_thread(), Error::NestedScope { op, site: here.site });
         let _here = here.enter();
         let pool = GLOBAL.get_or_try_init(|| GpuPool::builder().build())?;
-        FLUSH.with(|_| Ok(pool))
+        let _ = FLUSH.try_with(|_| ());
+        Ok(pool)
     }
 
     /// Runs `f` on every device of the process-wide pool. See the [type's documentation](GpuPool).

@@ -91,7 +91,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] where the driver can tell that it is not a stream of this device and its primary
-    /// context; in a capture; [`Error::Aborted`]; the driver's.
+    /// context; for the per-thread default stream (2); in a capture; [`Error::Aborted`]; the driver's.
     ///
     /// # Safety
     /// The stream is live until the pool has been closed and all its buffers are dropped: events and buffers name it.

@@ -46,11 +46,6 @@ impl GemmMatrix {
     pub const fn dense(address: Address, cols: usize) -> Self {
         GemmMatrix { address, transposed: false, lead: cols, stride: 0 }
     }
-
-    /// The same memory, used transposed if `transposed`.
-    pub const fn transposed_if(self, transposed: bool) -> Self {
-        GemmMatrix { transposed, ..self }
-    }
 }
 
 /// `C = alpha * op(A) * op(B) + beta * C`, row-major, for each matrix of a batch.

@@ -33,11 +33,6 @@ pub(crate) struct SkippedBarrier {
 }
 
 impl DeviceBarrierState {
-    #[cfg(test)]
-    pub(crate) fn skipped(&self) -> usize {
-        self.skipped.borrow().iter().map(|skipped| skipped.times).sum()
-    }
-
     pub(crate) fn skip(&self, skipped: SkippedBarrier) {
         self.skipped.borrow_mut().push(skipped);
     }

@@ -48,11 +48,13 @@ impl CancelToken {
     /// A scope that waits for its turn does not begin. It does not wait for the scopes. A second call does nothing.
     #[track_caller]
     pub fn cancel(&self) {
-        let mut state = self.0.lock();
+        let (mut state, site) = (self.0.lock(), Location::caller());
         if state.site.is_none() {
-            let site = Location::caller();
             state.site = Some(site);
-            state.gangs.iter().for_each(|gang| poison(gang, site));
+            let gangs = state.gangs.clone();
+            // Without the lock: other processes are told, and a subscriber of events may ask the token.
+            drop(state);
+            gangs.iter().for_each(|gang| poison(gang, site));
         }
     }
 
@@ -69,10 +71,11 @@ impl CancelToken {
     pub(crate) fn register(&self, gang: &Arc<Gang>) -> Finally<impl FnMut()> {
         let mut state = self.0.lock();
         state.gangs.push(gang.clone());
-        if let Some(site) = state.site {
+        let site = state.site;
+        drop(state);
+        if let Some(site) = site {
             poison(gang, site);
         }
-        drop(state);
         let own = gang.clone();
         Finally(move || self.0.lock().gangs.retain(|gang| !Arc::ptr_eq(gang, &own)))
     }

@@ -91,7 +91,7 @@ impl<T: Send> JobHandle<T> {
 
     #[track_caller]
     fn wait_at(&mut self, limit: Option<Duration>, op: &'static str) -> Option<Result<T>> {
-        let parker = PARKER.with(Arc::clone);
+        let parker = PARKER.try_with(Arc::clone).unwrap_or_else(|_| Arc::new(Parker(EventCount::new())));
         let waker = Waker::from(parker.clone());
         if let Poll::Ready(answer) = self.take(&waker) {
             return Some(answer);

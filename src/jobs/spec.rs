@@ -116,8 +116,8 @@ setters! { JobSpec<'_, K> [K];
     pub fn name(self, name: impl Into<String>) { self.name = Some(name.into().into_boxed_str()); }
 
     /// Books so many bytes on each of its devices before it begins, until it is over. Beside other jobs it begins only
-    /// if they fit what is left of the device's memory or the pool's [limit](crate::Builder::memory_limit), less the
-    /// memory of buffers when the device had no job; without a number, if anything is left. Alone it begins always.
+    /// if they fit the rest of the device's memory or of the pool's [limit](crate::Builder::memory_limit), less the
+    /// memory of buffers when the device had no job; without a number, if there is a rest. Alone it begins always.
     pub fn memory(self, bytes: u64) { self.need.bytes = bytes; }
 
     /// Runs on this device only (its ordinal in the pool).

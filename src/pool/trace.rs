@@ -72,6 +72,7 @@ pub(crate) fn start_for_life(shared: &Arc<Shared>, path: &Path, site: Site) -> R
         own = numbered(&own, "pool", *before);
     }
     *before += 1;
+    drop(pools);
     start(shared, &own).map_err(|error| refused("trace", site, &own, &error))
 }
 

@@ -145,11 +145,11 @@ impl Shared {
     }
 
     pub(crate) fn peer_staging(&self, source: usize, destination: usize) -> Result<Arc<PeerStaging>> {
-        let stage = || PeerStaging::new(&self.pinned, &self.handles[source], &self.handles[destination]);
-        Ok(match self.stages.lock().entry((source, destination)) {
-            hash_map::Entry::Occupied(known) => known.get().clone(),
-            hash_map::Entry::Vacant(new) => new.insert(Arc::new(stage()?)).clone(),
-        })
+        let known = self.stages.lock().get(&(source, destination)).cloned();
+        // Without the lock: when page-locked memory is short, this calls the program's code.
+        let made = || PeerStaging::new(&self.pinned, &self.handles[source], &self.handles[destination]).map(Arc::new);
+        let stage = known.map_or_else(made, Ok)?;
+        Ok(self.stages.lock().entry((source, destination)).or_insert(stage).clone())
     }
 }
 

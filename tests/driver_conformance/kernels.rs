@@ -73,8 +73,11 @@ pub fn gemm_matches_the_naive_product(rig: &Rig) {
                 // With beta == 0 the old C must not be read: NaN would show.
                 let c = if beta == 0.0 { vec![f32::NAN; m * n] } else { floats(m * n, 3) };
                 let (da, db, dc) = (upload(&a), upload(&b), upload(&c));
-                let x = GemmMatrix::dense(da.raw, if transpose_a { m } else { k }).transposed_if(transpose_a);
-                let y = GemmMatrix::dense(db.raw, if transpose_b { k } else { n }).transposed_if(transpose_b);
+                let turned = |address, rows, cols, transposed| GemmMatrix {
+                    transposed,
+                    ..GemmMatrix::dense(address, if transposed { rows } else { cols })
+                };
+                let (x, y) = (turned(da.raw, m, k, transpose_a), turned(db.raw, k, n, transpose_b));
                 let (factor, of) = (alpha.into(), GemmType::F32);
                 let z = GemmMatrix::dense(dc.raw, n);
                 let gemm = Gemm { of, count: 1, m, n, k, alpha: factor, a: x, b: y, beta: f64::from(beta), c: z };

@@ -38,7 +38,9 @@ impl Rig {
     pub fn cuda() -> Option<Rig> {
         static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(|poison| poison.into_inner());
-        let devices = gpu_pool::extend::driver::cuda::open_all().unwrap_or_default();
+        use gpu_pool::extend::driver::cuda::{device_count, open};
+        let devices = device_count().and_then(|count| (0..count).map(open).collect::<Result<Vec<_>, _>>());
+        let devices = devices.unwrap_or_default();
         if devices.is_empty() {
             eprintln!("skipped: no CUDA device");
             return None;

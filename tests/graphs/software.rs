@@ -37,8 +37,8 @@ fn an_unordered_launch_is_a_race() {
     assert_eq!((report.kind, report.now.op, report.before.as_ref().unwrap().op), (Kind::Race, "scale", "scale"));
 }
 
-/// The driver has ended a capture at a collective, which it cannot capture, and does not begin it again. What follows in
-/// the closure would run now, and no graph would have it.
+/// The driver has ended a capture at a collective, which it cannot capture, and does not begin it again. What follows
+/// in the closure would run now, and no graph would have it.
 #[test]
 fn what_follows_a_capture_that_has_failed_does_not_run() {
     for fault in ["0:capture-begin:2:error", "0:capture-end:1:error"] {

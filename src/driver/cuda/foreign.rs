@@ -82,6 +82,8 @@ impl CudaGpu {
 
     pub(super) unsafe fn stream_adopt(&self, s: RawStream) -> DriverResult {
         self.enter()?;
+        let per_thread = "the per-thread default stream is another one on each thread";
+        fail_if!(s.0 == CU_STREAM_PER_THREAD, fault::invalid(per_thread));
         let mut context = ptr::null_mut();
         // SAFETY: the caller's promise: a live stream; the pointer is to a live handle.
         self.check(unsafe { sys::cuStreamGetCtx(stream::stream(s), &mut context) })?;
@@ -91,6 +93,9 @@ impl CudaGpu {
         Err(fault::invalid(format!("the stream is not of GPU {}, or not of its primary context", self.info.ordinal)))
     }
 }
+
+/// The number by which CUDA knows it, and `__dlpack__(stream=2)`.
+const CU_STREAM_PER_THREAD: u64 = 2;
 
 /// Attributes of an address, 0 where the driver does not know them. One call asks for all: each costs as much.
 fn attributes<const N: usize>(address: Address, mut asked: [Attribute; N]) -> [u64; N] {

@@ -37,11 +37,6 @@ pub fn open(ordinal: usize) -> Result<DriverRef, Error> {
     Ok(Arc::new(CudaGpu::open(ordinal)?))
 }
 
-/// Opens every GPU that the driver sees, in its order. Errors: as [`open`].
-pub fn open_all() -> Result<Vec<DriverRef>, Error> {
-    (0..device_count()?).map(open).collect()
-}
-
 /// Makes a call that may wait for running kernels, or takes a driver lock which launches need, while no kernels wait
 /// for each other (`sync::LaunchGate`). Without the gate, such calls have hung programs (nccl#744, torchcomms#2334).
 fn gated<R>(call: impl FnOnce() -> R) -> R {

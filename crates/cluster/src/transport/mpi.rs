@@ -174,7 +174,7 @@ impl Mpi {
 
     /// The orderly end: `MPI_Finalize`, when all processes call this. It does nothing the second time, after a failure
     /// of a call, and if the program itself has begun MPI. Without it, launchers take the end of a process for a
-    /// failure. Errors: [`Error::HostTimeout`] when not all processes have come by the deadline; the one of `lost`, which
+    /// failure. Errors: [`Error::HostTimeout`] when not all processes have come by the deadline; that of `lost`, which
     /// tells a loss; [`Error::Transport`].
     pub fn close(&self, deadline: Duration, lost: &dyn Fn() -> Option<Error>) -> Result<()> {
         let first = self.gate.close();

@@ -173,7 +173,9 @@ impl Nccl {
     fn stop_watching(&self) {
         *self.rails.over.lock() = true;
         self.rails.changed.notify_all();
-        if let Some(watch) = self.watch.lock().take() {
+        // The thread itself may have the last reference, when it tells of a failure.
+        let other = |watch: &thread::JoinHandle<()>| watch.thread().id() != thread::current().id();
+        if let Some(watch) = self.watch.lock().take().filter(other) {
             let _ = watch.join();
         }
     }

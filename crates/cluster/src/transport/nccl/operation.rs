@@ -68,11 +68,5 @@ fn scalar(dtype: DType, factor: f64) -> [u8; 8] {
 }
 
 #[cfg(test)]
-pub(super) const ALL: [DType; 10] = {
-    use DType::*;
-    [F32, F64, F16, BF16, I8, U8, I32, U32, I64, U64]
-};
-
-#[cfg(test)]
 #[path = "../../../tests/unit/transport/nccl/operation_tests.rs"]
-mod tests;
+pub(super) mod tests;

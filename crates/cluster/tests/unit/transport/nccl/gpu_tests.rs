@@ -195,7 +195,9 @@ fn cuda_is_a_host() {
         "calls" => {
             let nccl = start(0, TIMEOUT).unwrap();
             println!("connected after {:?}", begin.elapsed());
-            on_all(&drivers, |device| Member::new(&nccl, device, &drivers[device]).all_calls(&super::operation::ALL));
+            on_all(&drivers, |device| {
+                Member::new(&nccl, device, &drivers[device]).all_calls(&super::operation::tests::ALL)
+            });
             nccl.close().unwrap();
         }
         "rails" => {

@@ -1,6 +1,8 @@
 use super::*;
 use DType::*;
 
+pub const ALL: [DType; 10] = [F32, F64, F16, BF16, I8, U8, I32, U32, I64, U64];
+
 /// `ncclDataType_t` of nccl.h.
 #[test]
 fn all_types_have_nccls_numbers() {
