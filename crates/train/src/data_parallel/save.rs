@@ -267,8 +267,9 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
             replace(dev, replica, parameters, state, *steps)?;
             Ok((None, true))
         })?;
+        let found = found?;
         refused.into_iter().flatten().next().map_or(Ok(()), Err)?;
-        (self.steps, self.held) = (found?.steps, false);
+        (self.steps, self.held) = (found.steps, false);
         Ok(())
     }
 }
