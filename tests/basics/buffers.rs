@@ -73,6 +73,22 @@ on_both! {
     }
 
     // Write after write, read after write, write after read: over streams of one device.
+    // What a whole buffer can, its parts and a shared one can.
+    2: fn parts_and_shared_buffers_are_views(gpus) {
+        let pool = gpus.pool(2);
+        let numbers = ramp(1000, 1);
+        let shared = Arc::new(pool.on(&[0]).run(|dev, _| dev.upload(&numbers)).unwrap().remove(0));
+        let found = pool.run(|dev, _| {
+            assert_eq!((shared.slice(1..).device(), shared.device()), (0, 0));
+            let part = shared.slice(10..20).copy_to(dev)?;
+            let (part, mut own) = (Arc::new(part), dev.zeros::<u32>(10)?);
+            dev.copy(&part, &mut own)?;
+            slow_copy(dev, &part, &mut own, 0)?;
+            Ok((dev.download(&part)?, dev.download(&own)?))
+        });
+        assert_eq!(found.unwrap(), [(); 2].map(|()| (numbers[10..20].to_vec(), numbers[10..20].to_vec())));
+    }
+
     1: fn streams_of_one_device_are_ordered(gpus) {
         gpus.run(1, |dev| {
             let (a, b) = (dev.stream()?, dev.stream()?);

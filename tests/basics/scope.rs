@@ -574,6 +574,9 @@ fn the_report_names_devices_and_routes() {
                 assert!(!b.peer(from, to).note.is_empty());
             }
         }
+        let report = direct.report();
+        let none = std::panic::catch_unwind(|| report.peer(0, 3).to);
+        assert!(none.is_err(), "another pair's line");
         assert_eq!(direct.report().lost, [false; 3]);
         assert!(direct.report().to_string().contains("device 2: software GPU"));
     });
@@ -594,5 +597,31 @@ fn a_shared_pool_outlives_its_maker() {
         for user in users {
             assert_eq!(user.join().unwrap(), [[0, 1], [0, 1]]);
         }
+    });
+}
+
+/// The values of a thread end in the opposite order of their beginnings: those of this crate may be gone before.
+#[test]
+fn a_scope_in_the_drop_of_a_value_of_a_thread() {
+    struct Late(Arc<GpuPool>, std::sync::mpsc::Sender<bool>);
+    impl Drop for Late {
+        fn drop(&mut self) {
+            let scope = self.0.run(|dev, _| dev.zeros::<u8>(8).map(drop));
+            let job = self.0.jobs().build().and_then(|jobs| jobs.submit(|_| Ok(()))?.wait());
+            self.1.send(scope.is_ok() && job.is_ok()).unwrap();
+        }
+    }
+    thread_local! {
+        static LATE: std::cell::RefCell<Option<Late>> = const { std::cell::RefCell::new(None) };
+    }
+    guarded(|| {
+        let pool = Arc::new(support::builder().host(1).build().unwrap());
+        let (tell, told) = std::sync::mpsc::channel();
+        let user = thread::spawn(move || {
+            LATE.set(Some(Late(pool.clone(), tell)));
+            pool.run(|_, _| Ok(())).unwrap();
+        });
+        user.join().unwrap();
+        assert!(told.recv().unwrap());
     });
 }

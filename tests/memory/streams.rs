@@ -12,6 +12,23 @@ use crate::{
 use gpu_pool::{Device, DeviceBuffer, Error, Stream};
 
 on_both! {
+    // CUDA: cuEventSynchronize.
+    1: fn the_host_waits_for_an_event_and_not_for_later_work(gpus) {
+        let (pool, other) = (gpus.pool(1), gpus.pool(1));
+        let foreign = other.run(|dev, _| dev.record()).unwrap().remove(0);
+        pool.run(|dev, _| {
+            let (gate, mut x) = (Gate::new(gpus), dev.upload(&ramp(MIB, 3))?);
+            let copied = dev.copy(&dev.upload(&ramp(MIB, 4))?, &mut x).and_then(|()| dev.record())?;
+            gate.hold(dev, &mut x)?;
+            dev.wait_on_host(&copied)?;
+            assert!(copied.is_complete()?);
+            assert!(matches!(dev.wait_on_host(&foreign), Err(Error::WrongPool { op: "wait_on_host", .. })));
+            gate.open();
+            dev.synchronize()
+        })
+        .unwrap();
+    }
+
     // DALI: SingleStreamReuse.
     1: fn a_stream_gets_its_own_block_back_at_once(gpus) {
         on_pools(gpus, 1, |pool, _| {

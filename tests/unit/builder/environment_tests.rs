@@ -129,3 +129,19 @@ proptest! {
         prop_assert!(read.abs_diff(time) <= tolerance, "{read:?}, not {time:?}");
     }
 }
+
+/// The names of settings are those that their texts show.
+#[test]
+fn names_of_settings_are_read_as_they_are_shown() {
+    for backend in [Backend::Cuda, Backend::Host(3)] {
+        assert_eq!(backend.to_string().parse::<Backend>().unwrap(), backend);
+    }
+    for choice in [BackingChoice::Auto, BackingChoice::Vmm, BackingChoice::Malloc] {
+        assert_eq!(choice.to_string().parse::<BackingChoice>().unwrap(), choice);
+    }
+    use Algorithm::*;
+    for algorithm in [Auto, Direct, Inbox, Exchange, Copies, Staged, Host, Ring] {
+        assert_eq!(format!("{algorithm:>8}").trim().parse::<Algorithm>().unwrap(), algorithm);
+    }
+    assert!("Auto".parse::<Algorithm>().unwrap_err().to_string().contains("exchange"));
+}
