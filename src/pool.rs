@@ -123,7 +123,7 @@ impl GpuPool {
     /// [`Error::NestedScope`] on a device thread; [`Error::Forked`]; [`Error::Panicked`] when a device thread panicked
     /// outside of any scope because of a bug in this crate (a drop of a user's value may panic: that is no error);
     /// [`Error::Misuse`] when the checker has refused to free memory that is in use, or has found a write out of
-    /// bounds; [`Error::Custom`] when a [trace](Builder::trace) could not be written to its end.
+    /// bounds; [`Error::Custom`] when a [trace](crate::Builder::trace) could not be written to its end.
     #[track_caller]
     pub fn close(self) -> Result<()> {
         fail_if!(on_device_thread(), Error::NestedScope { op: "close", site: Location::caller() });

@@ -48,7 +48,7 @@ pub struct OutOfMemoryReport {
     pub rungs: Vec<&'static str>,
 }
 
-/// A job of [`Jobs`](crate::jobs::Jobs) in flight, and what it has booked.
+/// A job of [`Jobs`](crate::jobs::Jobs) in flight, with its booking.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BookedJob {
