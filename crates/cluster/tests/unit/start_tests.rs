@@ -210,7 +210,7 @@ fn port() -> u16 {
 #[test]
 fn a_process_that_hangs_in_its_start_is_named() {
     for round in 0..rounds() {
-        let connect_timeout = Duration::from_secs(2);
+        let connect_timeout = Duration::from_secs(1);
         let (port, start) = (port(), Instant::now());
         let (end, ends) = mpsc::channel::<()>();
         let mut ends = Some(ends);
