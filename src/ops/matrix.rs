@@ -209,7 +209,7 @@ parts!(MatrixMut, Layout::is_disjoint);
 pub trait GemmOutput {
     /// The element type.
     type Elem: DeviceCopy;
-    #[doc(hidden)]
+    /// For the library: the memory, and where the elements of a matrix in it lie.
     fn output(&mut self) -> (DeviceViewMut<'_, Self::Elem>, Option<Layout>);
 }
 impl<V: AsViewMut> GemmOutput for V {
