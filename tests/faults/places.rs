@@ -81,7 +81,9 @@ fn a_devices_calls_have_places() {
         told("Device::download_pinned", dev.download_pinned(&x, &mut pinned));
         told("Device::copy", dev.copy(far, &mut x));
         told("DeviceBuffer::copy_to", far.copy_to(dev));
+        told("DeviceView::copy_to", far.slice(..).copy_to(dev));
         told("Device::wait", dev.wait(&event));
+        told("Device::wait_on_host", dev.wait_on_host(&event));
         told("Device::zeros", dev.zeros::<f64>(FAR));
         // SAFETY: nothing is read.
         unsafe {
