@@ -200,7 +200,7 @@ macro_rules! submission {
             /// [`submit`](Self::submit) for async code: while the queue is full, the future is pending.
             ///
             /// # Errors
-            /// As [`submit`](Self::submit), without a timeout.
+            /// As [`submit`](Self::submit). Only the job's [deadline](Self::deadline) limits the wait.
             #[track_caller]
             pub fn submit_async<F, T>(self, f: F) -> impl Future<Output = Result<JobHandle<$out>>> + Send + use<F, T>
             where

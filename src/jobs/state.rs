@@ -35,7 +35,7 @@ pub(super) struct State {
     pub closed: bool,
     pub ended: bool,
     pub loss: Option<Error>,
-    /// By the number of a ticket: who waits for room.
+    /// The wakers that wait for room, by the numbers of their tickets.
     pub room: BTreeMap<u64, Waker>,
     pub deadlines: BTreeMap<(Instant, Rank), Duration>,
     pub keeper: bool,

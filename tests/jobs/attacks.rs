@@ -97,7 +97,7 @@ fn a_gang_that_begins_again_has_one_result_a_rank() {
         let pool = builder().host(2).build().unwrap();
         let jobs = pool.jobs().build().unwrap();
         let left = AtomicUsize::new(2);
-        let gang = jobs.job().gpus(2).retry(2).submit(move |dev, group| {
+        let gang = jobs.job().retry(2).gpus(2).submit(move |dev, group| {
             // Rank 0 has ended well by then.
             if dev.rank() == 1 && left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok() {
                 thread::sleep(Duration::from_millis(5));

@@ -54,7 +54,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let (steps, answers) = mpsc::channel();
     let started = thread::Builder::new().name("gpu-pool:doctor".to_owned()).spawn(move || {
         let mut lines = Vec::new();
-        // The other thread has given up, or ends in its own way.
+        // The main thread may have given up. Then no thread receives the lines.
         let tell = |lines: &mut Vec<Line>| drop(steps.send((mem::take(lines), false)));
         hardware(&Machine, &mut lines, &tell);
         let _ = steps.send((lines, true));
@@ -81,7 +81,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The lines of all steps. When one takes longer than the limit, the lines of those before, and one that says so.
+/// The lines of all steps. If a step takes longer than the limit: the lines of the steps before, and one with that fault.
 fn received(answers: &Receiver<(Vec<Line>, bool)>, limit: Duration) -> Vec<Line> {
     let mut lines = Vec::new();
     loop {

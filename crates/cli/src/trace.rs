@@ -33,7 +33,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let files = match &arguments.merge {
-        // An OUT that was forgotten is the first of the files.
+        // Without OUT, the first trace would be taken for it, and overwritten.
         Some(out) if out.exists() => return Err(format!("{} is there: --merge OUT writes a new file", out.display())),
         Some(out) => {
             gpu_pool::trace::merge(&arguments.files, out).map_err(|error| error.to_string())?;

@@ -191,7 +191,8 @@ impl MpiPart {
     /// Ends MPI behind any transport: the launcher takes a process that never ends MPI for a failed one.
     fn ends_behind(&self, ends: Ends, cluster: &Cluster, control: &Control) -> Ends {
         let Some(mpi) = self.mpi.clone() else { return ends };
-        Box::new((ends, Ending::new(control, close(mpi, cluster, control))))
+        let limit = last_wait(cluster);
+        Box::new((ends, Ending::new(control, move || mpi.close(limit))))
     }
 
     fn broadcast(&self, cluster: &Cluster, bytes: &mut [u8]) -> Result<()> {
@@ -210,7 +211,8 @@ impl MpiPart {
             loaded.load(cluster)?;
         }
         let Some(mpi) = loaded.mpi else { unreachable!("loaded") };
-        let ends = Ending::new(control, close(mpi.clone(), cluster, control));
+        let (ending, limit) = (mpi.clone(), last_wait(cluster));
+        let ends = Ending::new(control, move || ending.close(limit));
         // All processes must come to one choice: their libraries may differ.
         let takes = (!software && mpi.is_cuda_aware()) || forced();
         if !control.gather("mpi/devices", &[u8::from(takes)])?.iter().all(|told| *told == [1]) {
@@ -298,15 +300,10 @@ impl Drop for Ending {
     }
 }
 
-/// The end of MPI. Another process may work alone for long before it comes: that is no loss.
+/// How long the end of MPI waits for the other processes. One of them may write a checkpoint before it closes its pool.
 #[cfg(feature = "mpi")]
-fn close(
-    mpi: Arc<super::transport::mpi::Mpi>,
-    cluster: &Cluster,
-    control: &Control,
-) -> impl Fn() -> Result<()> + Send + Sync + 'static {
-    let (control, limit) = (control.clone(), cluster.connect_timeout.max(cluster.heartbeat_timeout));
-    move || mpi.close(limit, &|| control.lost())
+fn last_wait(cluster: &Cluster) -> std::time::Duration {
+    cluster.connect_timeout.max(cluster.heartbeat_timeout)
 }
 
 /// Under this name a process tells that its transport has failed, and why.

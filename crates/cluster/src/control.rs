@@ -92,7 +92,7 @@ impl Cluster {
         let (server, at, secret) = match (&self.launch.master, bcast) {
             (Some((name, port)), _) => {
                 let at = self.resolve(name, *port, start)?;
-                // Of a name each machine may know another address. Without a secret only this machine may come.
+                // Each machine may find another address for the name. Without a secret, other machines may not connect.
                 let all = !self.secret.is_empty() && name != "localhost" && name.parse::<IpAddr>().is_err();
                 let any = if at.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
                 let listens = if all { SocketAddr::new(any, *port) } else { at };

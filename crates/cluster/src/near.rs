@@ -61,7 +61,7 @@ pub(super) struct End(Arc<Journal>);
 
 impl Drop for End {
     fn drop(&mut self) {
-        // The thread that reads may not come to it before the process ends. Then writers would wait for it.
+        // Here, and not on the reading thread, which may end with the process. Writers would wait for this reader.
         self.0.replica.lock().reader.leave();
         self.0.bell.close();
     }

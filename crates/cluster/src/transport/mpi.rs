@@ -174,9 +174,8 @@ impl Mpi {
 
     /// The orderly end: `MPI_Finalize`, when all processes call this. It does nothing the second time, after a failure
     /// of a call, and if the program itself has begun MPI. Without it, launchers take the end of a process for a
-    /// failure. Errors: [`Error::HostTimeout`] when not all processes have come by the deadline; that of `lost`, which
-    /// tells a loss; [`Error::Transport`].
-    pub fn close(&self, deadline: Duration, lost: &dyn Fn() -> Option<Error>) -> Result<()> {
+    /// failure. Errors: [`Error::HostTimeout`] when not all processes have come by the deadline; [`Error::Transport`].
+    pub fn close(&self, deadline: Duration) -> Result<()> {
         let first = self.gate.close();
         let missing = self.others().collect();
         let late = || Error::HostTimeout { op: "MPI_Finalize".to_owned(), waited: deadline, missing };
@@ -187,7 +186,7 @@ impl Mpi {
         let channel = self.channel().clone();
         // SAFETY: no call is left, and all have ended well. The thread is the one that has begun MPI.
         let finalize = move || channel.library.check("MPI_Finalize", unsafe { (channel.library.f.finalize)() });
-        self.owner.call_within(finalize, deadline, lost)?.unwrap_or_else(|| Err(late()))
+        self.owner.call_within(finalize, deadline)?.unwrap_or_else(|| Err(late()))
     }
 }
 

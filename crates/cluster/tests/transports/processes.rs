@@ -350,14 +350,14 @@ fn message_passing(case: &str, folder: Option<&Path>) {
     let place = Place { transport: &mpi, pool: &pool, rank, size, edge: EDGE };
     if speed {
         speed::measure(&place);
-        return mpi.close(DEADLINE, &|| None).unwrap();
+        return mpi.close(DEADLINE).unwrap();
     }
     if let Some(folder) = folder {
         cases::loss(&place);
         fs::write(folder.join(rank.to_string()), "").unwrap();
         // `mpirun` stops the others when one ends.
         wait_for(|| (fs::read_dir(folder).unwrap().count() == size).then_some(())).unwrap();
-        return mpi.close(DEADLINE, &|| None).unwrap();
+        return mpi.close(DEADLINE).unwrap();
     }
     for len in [0, 1, 100, 3 * EDGE] {
         let mut bytes: Vec<u8> = (0..len).map(|i| if rank == 0 { i as u8 ^ 0x5a } else { 0 }).collect();
@@ -365,7 +365,7 @@ fn message_passing(case: &str, folder: Option<&Path>) {
         assert!(bytes.iter().enumerate().all(|(i, &b)| b == i as u8 ^ 0x5a), "a broadcast of {len} bytes");
     }
     cases::all(&place);
-    mpi.close(DEADLINE, &|| None).unwrap();
+    mpi.close(DEADLINE).unwrap();
     println!("all cases passed");
     // MPI began and ended: it is refused, not begun again.
     assert!(matches!(Mpi::load(), Err(Error::Cluster { .. })));

@@ -12,7 +12,7 @@ use std::{
         mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 type Call = Box<dyn FnOnce() + Send>;
@@ -45,22 +45,16 @@ impl Owner {
         self.submit(f)?.recv().map_err(|_| ended())
     }
 
-    /// [`call`](Self::call), or `None` when it takes longer than the limit; an error when something is `lost`. Then the
-    /// call goes on.
+    /// [`call`](Self::call), or `None` when it takes longer than the limit. Then it goes on.
     pub(super) fn call_within<R: Send + 'static>(
         &self,
         f: impl FnOnce() -> R + Send + 'static,
         limit: Duration,
-        lost: &dyn Fn() -> Option<Error>,
     ) -> Result<Option<R>> {
-        let (result, start) = (self.submit(f)?, Instant::now());
-        loop {
-            match result.recv_timeout(TICK.min(limit)) {
-                Ok(result) => return Ok(Some(result)),
-                Err(RecvTimeoutError::Disconnected) => return Err(ended()),
-                Err(RecvTimeoutError::Timeout) if start.elapsed() >= limit => return Ok(None),
-                Err(RecvTimeoutError::Timeout) => lost().map_or(Ok(()), Err)?,
-            }
+        match self.submit(f)?.recv_timeout(limit) {
+            Ok(result) => Ok(Some(result)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(ended()),
         }
     }
 

@@ -59,7 +59,7 @@ impl Shared {
         // SAFETY: a new mapping of a whole file that keeps its size.
         let at = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, access, MapFlags::SHARED, &descriptor, 0) };
         let at = at.map_err(|why| errno("mmap", why))?;
-        // A core dump would have all of a mapping of shared memory, also what no process has touched.
+        // A core dump would contain the whole mapping, and so touch each of its pages.
         // SAFETY: the mapping above; it changes no content.
         let _ = unsafe { rustix::mm::madvise(at, bytes, Advice::LinuxDontDump) };
         Ok(Shared { descriptor, at: at.cast(), bytes })
