@@ -81,7 +81,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The lines of all steps. If a step takes longer than the limit: the lines of the steps before, and one with that fault.
+/// The lines of all steps. If a step takes longer than the limit: those of the steps before, and one with that fault.
 fn received(answers: &Receiver<(Vec<Line>, bool)>, limit: Duration) -> Vec<Line> {
     let mut lines = Vec::new();
     loop {
