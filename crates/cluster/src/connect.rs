@@ -173,7 +173,7 @@ struct MpiPart {
 #[cfg(feature = "mpi")]
 impl MpiPart {
     fn load(&mut self, cluster: &Cluster) -> Result<()> {
-        let mpi = super::transport::mpi::Mpi::load()?;
+        let mpi = super::transport::mpi::Mpi::load(cluster.connect_timeout)?;
         if (mpi.rank(), mpi.size()) != (cluster.rank(), cluster.size()) {
             let told = format!("the launcher says rank {} of {}", cluster.rank(), cluster.size());
             let found = format!("{} says rank {} of {}", mpi.version(), mpi.rank(), mpi.size());

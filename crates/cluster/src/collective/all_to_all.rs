@@ -6,6 +6,7 @@
 
 use super::cut::{Amount, place};
 use super::hierarchical::{Carrier, HierarchicalCall, part};
+use super::message_route::CancelOn;
 use super::two_hop;
 use crate::internals::*;
 use crate::runtime::{Contained, Counts, Payload, Request, Shape, value_of};
@@ -90,7 +91,7 @@ fn flow(hier: &HierarchicalCall<'_, '_>, request: &Request, amount: Amount<'_>) 
             }
         }
     }
-    let done = hier.done(transport.exchange(messages, &|| hier.lost()))?;
+    let done = hier.done(transport.exchange(messages, &CancelOn::of(hier).check()))?;
     let Some(destination) = &request.destination else { return Ok(()) };
     let mut starts = vec![0; n + 1];
     (0..n).for_each(|from| starts[from + 1] = starts[from] + amount(from, me) * size);

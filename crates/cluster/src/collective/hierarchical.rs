@@ -73,11 +73,6 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         }
     }
 
-    /// The loss of another process, if there is one: it ends the wait for messages.
-    pub fn lost(&self) -> Option<Error> {
-        self.link.world.check().err()
-    }
-
     pub fn members(&self) -> usize {
         self.across.places.len()
     }

@@ -7,11 +7,12 @@
 
 use super::cut::{Cut, End, Share};
 use super::hierarchical::part;
+use super::message_route::CancelOn;
 use super::plan::{Job, Plan};
 use super::rail::{HostSide, Landed, Rail};
 use crate::internals::*;
 use crate::runtime::{Address, Area, HostMembers, fold_on_host};
-use crate::traits::{Commit, HostTransport, Message, Tag, World};
+use crate::traits::{Commit, HostTransport, Message, Tag};
 use gpu_pool::{DType, Error, PinnedBuffer, ReduceOp, Result};
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -45,7 +46,7 @@ pub(super) struct HostPiece {
 
 pub(super) struct HostRail {
     transport: Arc<dyn HostTransport>,
-    world: Arc<dyn World>,
+    cancel_on: CancelOn,
     hosts: Box<[usize]>,
     /// By process: the device of the member on this rail.
     devices: Box<[u32]>,
@@ -159,7 +160,7 @@ impl HostRail {
             |host: &HostMembers| host.ranks.get(across.here).map_or(0, |&rank| across.places[rank].device as u32);
         HostRail {
             transport,
-            world: plan.hier.link.world.clone(),
+            cancel_on: CancelOn::of(plan.hier),
             hosts: across.hosts.iter().map(|host| host.host).collect(),
             devices: across.hosts.iter().map(device).collect(),
             me: across.me,
@@ -205,7 +206,7 @@ impl HostRail {
             }
         }
         messages.extend(sends);
-        let done = self.transport.exchange(messages, &|| self.world.check().err())?;
+        let done = self.transport.exchange(messages, &self.cancel_on.check())?;
         let come = done.into_iter().filter_map(|done| match done {
             Message::Receive { into, .. } => Some(into),
             Message::Send { .. } => None,

@@ -12,7 +12,7 @@ use super::hierarchical::{Carrier, HierarchicalCall};
 use super::relay;
 use crate::internals::*;
 use crate::runtime::{Access, Area, Gang, Place, StreamCore};
-use crate::traits::{Commit, DeviceTransport, HostTransport, Message, RailCall, RailMessage, Tag};
+use crate::traits::{Commit, DeviceTransport, HostTransport, Message, RailCall, RailMessage, Tag, World};
 use gpu_pool::{Error, PinnedBuffer, Result};
 use once_cell::unsync::OnceCell;
 use std::{
@@ -46,7 +46,7 @@ impl Held {
 }
 
 pub(super) enum MessageRoute {
-    Host { transport: Arc<dyn HostTransport>, peer: usize, receiver: u32, deadline: Duration },
+    Host { transport: Arc<dyn HostTransport>, peer: usize, receiver: u32 },
     Rail(Rail),
 }
 
@@ -56,26 +56,31 @@ pub(super) struct Rail {
     own: bool,
     proxy_stream: Arc<StreamCore>,
     peer: usize,
-    /// For a wait whose gang has failed.
+}
+
+/// Ends the waits for messages.
+pub(super) struct CancelOn {
+    world: Arc<dyn World>,
+    gang: Arc<Gang>,
     deadline: Duration,
 }
 
-pub(super) struct CancelOn<'a> {
-    pub lost: &'a dyn Fn() -> Option<Error>,
-    pub gang: &'a Gang,
-}
+impl CancelOn {
+    pub fn of(hier: &HierarchicalCall<'_, '_>) -> Self {
+        let dev = hier.group.device();
+        CancelOn { world: hier.link.world.clone(), gang: dev.own_gang().clone(), deadline: dev.deadline() }
+    }
 
-impl CancelOn<'_> {
-    /// Ends the wait for a message: the cluster is over, or the gang has failed so long ago. Then the scope has failed
-    /// at both ends, and the other one may have no memory for the message.
-    fn within(&self, deadline: Duration) -> impl Fn() -> Option<Error> {
+    /// For one wait. It ends if the cluster is over, or if the gang has failed for longer than the deadline: then the
+    /// scope has failed in all processes, and another one may have no memory for a message, or send none.
+    pub fn check(&self) -> impl Fn() -> Option<Error> {
         let failed = OnceCell::new();
         let given_up = move || {
             let (_, cause) = self.gang.cause()?;
             let since: &Instant = failed.get_or_init(Instant::now);
-            (since.elapsed() >= deadline).then_some(cause)
+            (since.elapsed() >= self.deadline).then_some(cause)
         };
-        move || (self.lost)().or_else(&given_up)
+        move || self.world.check().err().or_else(&given_up)
     }
 }
 
@@ -94,8 +99,7 @@ impl MessageRoute {
         let transport = match hier.carrier()? {
             Carrier::Device(transport) => transport,
             Carrier::Host(transport) => {
-                let (receiver, deadline) = (to.device as u32, hier.group.device().deadline());
-                return Ok(MessageRoute::Host { transport, peer, receiver, deadline });
+                return Ok(MessageRoute::Host { transport, peer, receiver: to.device as u32 });
             }
         };
         let devices = hier.link.world.devices();
@@ -103,7 +107,7 @@ impl MessageRoute {
         transport.failed(ordinal).map_or(Ok(()), Err)?;
         let dev = hier.group.device();
         let (own, proxy_stream) = (dev.index() == ordinal, dev.proxy_stream(ordinal)?);
-        Ok(MessageRoute::Rail(Rail { transport, ordinal, own, proxy_stream, peer, deadline: dev.deadline() }))
+        Ok(MessageRoute::Rail(Rail { transport, ordinal, own, proxy_stream, peer }))
     }
 
     fn is_on_device(&self) -> bool {
@@ -138,23 +142,17 @@ impl MessageRoute {
         }
     }
 
-    pub fn send(
-        &self,
-        first: Commit,
-        batches: Vec<Vec<Held>>,
-        again: Again<'_>,
-        cancel_on: &CancelOn<'_>,
-    ) -> Result<()> {
+    pub fn send(&self, first: Commit, batches: Vec<Vec<Held>>, again: Again<'_>, cancel_on: &CancelOn) -> Result<()> {
         drop(first.window);
         match self {
-            MessageRoute::Host { transport, peer, receiver, deadline } => {
+            MessageRoute::Host { transport, peer, receiver } => {
                 let tag = tag(first.number, *receiver);
                 let message = |held| match held {
                     Held::Host(bytes) => Some(Message::Send { to: *peer, tag, range: 0..bytes.len(), bytes }),
                     Held::Device(_) => None,
                 };
                 let messages = batches.into_iter().flatten().filter_map(message).collect();
-                transport.exchange(messages, &cancel_on.within(*deadline)).map(drop)
+                transport.exchange(messages, &cancel_on.check()).map(drop)
             }
             MessageRoute::Rail(rail) => {
                 // Else the library would make the context of GPU 0 on this thread.
@@ -204,16 +202,15 @@ impl MessageRoute {
         again: Again<'_>,
     ) -> Result<Vec<Held>> {
         match self {
-            MessageRoute::Host { transport, peer, receiver, deadline } => {
+            MessageRoute::Host { transport, peer, receiver } => {
                 let into = |held| match held {
                     Held::Host(into) => Arc::into_inner(into).map(|into| (into.len(), into)),
                     Held::Device(_) => None,
                 };
                 let room: Vec<_> = room.into_iter().filter_map(into).collect();
                 let message = |(len, into)| Message::Receive { from: *peer, tag: tag(first, *receiver), into, len };
-                let cancel_on = CancelOn { lost: &|| hier.lost(), gang: hier.group.device().own_gang() };
                 let messages = room.into_iter().map(message).collect();
-                let arrived = transport.exchange(messages, &cancel_on.within(*deadline))?;
+                let arrived = transport.exchange(messages, &CancelOn::of(hier).check())?;
                 let held = arrived.into_iter().filter_map(|message| match message {
                     Message::Receive { into, .. } => Some(Held::Host(Arc::new(into))),
                     Message::Send { .. } => None,
@@ -255,11 +252,11 @@ impl Rail {
 
     /// Waits until the messages have gone: the scope's end waits for the sender's thread, and so for them. The receiver
     /// may have much to do before; once its gang has failed, it may never come.
-    fn wait(&self, last: u64, cancel_on: &CancelOn<'_>) -> Result<()> {
-        let over = || (cancel_on.lost)().or_else(|| self.transport.failed(self.ordinal));
+    fn wait(&self, last: u64, cancel_on: &CancelOn) -> Result<()> {
+        let over = || cancel_on.world.check().err().or_else(|| self.transport.failed(self.ordinal));
         loop {
             let failed = cancel_on.gang.is_aborted();
-            match self.proxy_stream.wait_host_unless("message", last, self.deadline, &|| over().is_some()) {
+            match self.proxy_stream.wait_host_unless("message", last, cancel_on.deadline, &|| over().is_some()) {
                 Err(error @ Error::Timeout { .. }) => match over() {
                     Some(cause) => return Err(cause),
                     None if failed => return Err(error),

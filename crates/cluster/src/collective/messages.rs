@@ -101,14 +101,13 @@ pub(super) fn send(group: &Group<'_>, (call, label): (&Call, Label), outgoing: &
     dev.core().record_early(call.op)?;
     let batches = vec![first, parts];
     let pair = Pair::new(&hier, label, rank, to);
-    let (world, scope, gang) = (hier.link.world.clone(), hier.scope.clone(), dev.own_gang().clone());
+    let (cancel_on, scope, gang) = (CancelOn::of(&hier), hier.scope.clone(), dev.own_gang().clone());
     let (call, device) = (call.clone(), dev.index());
     let send = move || {
         let send = || {
             route.ready(&batches)?;
             let place = pair.members[0];
             let commit = scope.meet(pair.arrival(place, &call, note))?;
-            let cancel_on = CancelOn { lost: &|| world.check().err(), gang: &gang };
             route.send(commit, batches, &|batch| scope.meet(pair.again(place, &call, batch)), &cancel_on)
         };
         if let Err(error) = send() {

@@ -15,6 +15,7 @@
 
 use super::cut::{Cut, Ranges, Share};
 use super::hierarchical::part;
+use super::message_route::CancelOn;
 use super::plan::{Job, Plan};
 use super::rail::{HostSide, Landed, Rail};
 use crate::internals::*;
@@ -22,7 +23,7 @@ use crate::runtime::{
     Access, Area, fold_on_host,
     sync::{load_word, store_word},
 };
-use crate::traits::{Commit, CommonMemory, World};
+use crate::traits::{Commit, CommonMemory};
 use gpu_pool::{DType, Error, Result};
 use std::{
     ops::Range,
@@ -109,7 +110,7 @@ impl Piece {
 }
 
 pub(super) struct SharedRail {
-    world: Arc<dyn World>,
+    cancel_on: CancelOn,
     hosts: Box<[usize]>,
     me: usize,
     /// None: this member has none.
@@ -161,7 +162,7 @@ impl Rail for SharedRail {
         let Some(piece) = self.pieces.get(self.landed) else { return Ok(None) };
         self.landed += 1;
         if let (Job::SumAndFill(_), Some(counts)) = (self.job, self.own.counts.get()) {
-            self.own.memory.wait(&|| counts.have(self.landed), &|| self.world.check().err())?;
+            self.own.memory.wait(&|| counts.have(self.landed), &self.cancel_on.check())?;
         }
         let to = if self.job.fills() { piece.slice() } else { piece.own() };
         Ok(Some(part(&self.area, to)))
@@ -214,7 +215,7 @@ impl SharedRail {
             hier.adopt(first.add(hosts.len() * LINE), bytes, own.clone())?
         };
         Ok(SharedRail {
-            world: hier.link.world.clone(),
+            cancel_on: CancelOn::of(hier),
             hosts,
             me: across.me,
             rail: hier.rail_map.of(across.me, across.here),

@@ -47,15 +47,11 @@ impl Meeting {
     }
 
     pub fn misses(&self, host: usize) -> bool {
-        self.has_member(host) && !self.arrived.contains_key(&host)
+        !self.has(host) && self.members.iter().any(|(member, _)| *member as usize == host)
     }
 
     pub fn has(&self, host: usize) -> bool {
         self.arrived.contains_key(&host)
-    }
-
-    fn has_member(&self, host: usize) -> bool {
-        self.members.iter().any(|(member, _)| *member as usize == host)
     }
 
     /// Whether this member waits here. A shipment keeps its sender nowhere, a proxied meeting only from proxied ones.

@@ -67,16 +67,19 @@ pub fn version() -> Result<String> {
 impl Mpi {
     /// Opens the library and begins MPI, unless the program has. All processes of the launcher call it. Errors:
     /// [`Error::Cluster`]: no library, one that does not belong to the launcher, one that has ended in this process, or
-    /// one that the program has begun without `MPI_THREAD_MULTIPLE`. [`Error::Transport`]: MPI's own.
-    pub fn load() -> Result<Mpi> {
-        Self::load_with(false, PIECE)
+    /// one that the program has begun without `MPI_THREAD_MULTIPLE`; also when the library takes longer than `limit`:
+    /// it waits for all processes. [`Error::Transport`]: MPI's own.
+    pub fn load(limit: Duration) -> Result<Mpi> {
+        Self::load_with(false, PIECE, limit)
     }
 
     /// [`load`](Self::load). `one_thread`: as if the library had no `MPI_THREAD_MULTIPLE`.
-    pub fn load_with(one_thread: bool, piece: usize) -> Result<Mpi> {
+    pub fn load_with(one_thread: bool, piece: usize, limit: Duration) -> Result<Mpi> {
         let library = Library::open()?;
         let owner = Owner::start()?;
-        let started = owner.call(move || start(library, one_thread, piece))??;
+        let late = || cluster_error!("transport", "after {limit:?} MPI_Init_thread still waits for other processes");
+        let begun = owner.call_within(move || start(library, one_thread, piece), limit)?;
+        let started = begun.ok_or_else(late)??;
         let Started { channel, rank, size, multiple, .. } = &started;
         event!(debug, "mpi_opened", library = &*channel.library.version, rank, size, multiple, "MPI");
         Ok(Mpi { started, failed: Flag::new(), gate: Gate::new(), owner })

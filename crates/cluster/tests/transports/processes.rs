@@ -244,6 +244,31 @@ fn mpi_of_a_process_that_is_lost() {
     }
 }
 
+/// `MPI_Init` waits for all processes, and has no limit of its own.
+#[cfg(feature = "mpi")]
+#[test]
+fn mpi_without_one_of_its_processes() {
+    let folder = folder("alone");
+    let Some((_, text)) = under_mpirun(2, &format!("mpi_alone {}", folder.display())) else { return };
+    let told = fs::read_to_string(folder.join("told")).unwrap();
+    fs::remove_dir_all(&folder).unwrap();
+    assert!(
+        told.contains("no MPI library was found") || told.contains("MPI_Init_thread still waits"),
+        "{told}\n{text}"
+    );
+}
+
+/// The first of the two processes that comes begins MPI, the other one never does.
+#[cfg(feature = "mpi")]
+fn message_passing_alone(folder: &Path) {
+    if fs::create_dir(folder.join("first")).is_ok() {
+        let told = Mpi::load(Duration::from_secs(1)).map(|mpi| mpi.rank()).unwrap_err();
+        fs::write(folder.join("told"), told.to_string()).unwrap();
+    } else {
+        wait_for(|| fs::read(folder.join("told")).ok()).unwrap();
+    }
+}
+
 /// Whether times are to be printed.
 fn times() -> bool {
     let long = env::var("GPU_POOL_LONG").is_ok_and(|long| long == "1");
@@ -284,6 +309,8 @@ fn child() {
         }
         #[cfg(feature = "mpi")]
         ["mpi_devices"] => super::devices::of_a_process(),
+        #[cfg(feature = "mpi")]
+        ["mpi_alone", folder] => message_passing_alone(folder.as_ref()),
         #[cfg(feature = "mpi")]
         ["mpi", case] => message_passing(case, None),
         #[cfg(feature = "mpi")]
@@ -337,7 +364,7 @@ fn shared_memory(case: &str, (rank, size): (usize, usize), folder: &Path) {
 #[cfg(feature = "mpi")]
 fn message_passing(case: &str, folder: Option<&Path>) {
     let (one_thread, speed) = (case.starts_with("one_thread"), case.ends_with("speed"));
-    let mpi = match Mpi::load_with(one_thread, if speed { PIECE } else { EDGE }) {
+    let mpi = match Mpi::load_with(one_thread, if speed { PIECE } else { EDGE }, DEADLINE) {
         Ok(mpi) => mpi,
         Err(error @ Error::Cluster { .. }) if error.to_string().contains("no MPI library was found") => {
             return println!("skipped: {error}");
@@ -368,5 +395,5 @@ fn message_passing(case: &str, folder: Option<&Path>) {
     mpi.close(DEADLINE).unwrap();
     println!("all cases passed");
     // MPI began and ended: it is refused, not begun again.
-    assert!(matches!(Mpi::load(), Err(Error::Cluster { .. })));
+    assert!(matches!(Mpi::load(DEADLINE), Err(Error::Cluster { .. })));
 }

@@ -41,11 +41,7 @@ impl Owner {
         Ok(Owner(Mutex::new(sender)))
     }
 
-    pub(super) fn call<R: Send + 'static>(&self, f: impl FnOnce() -> R + Send + 'static) -> Result<R> {
-        self.submit(f)?.recv().map_err(|_| ended())
-    }
-
-    /// [`call`](Self::call), or `None` when it takes longer than the limit. Then it goes on.
+    /// Calls `f` there. `None` when it takes longer than the limit. Then it goes on.
     pub(super) fn call_within<R: Send + 'static>(
         &self,
         f: impl FnOnce() -> R + Send + 'static,

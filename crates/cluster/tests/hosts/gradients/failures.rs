@@ -1,11 +1,18 @@
 //! What happens when something fails while buckets travel: every process has a typed error, no message is left, and the
 //! cluster goes on, unless a process is lost.
 
-use super::{Hosts, SIZES, build, small, works, write};
+use super::{Hosts, SIZES, build, small, step, works, write};
 use gpu_pool::{Device, DeviceBuffer, Error, Result, gradients::GradientExchange};
 use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use parking_lot::Mutex;
-use std::{cell::Cell, sync::Arc};
+use std::{
+    cell::Cell,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 /// The gradients before this one, and the end of the step.
 fn rest(dev: &Device, exchange: &mut GradientExchange, before: usize) -> Result<()> {
@@ -64,6 +71,21 @@ fn a_failed_closure_is_told_to_all() {
         assert!(matches!(&found[1], Err(Error::Custom { .. })), "{found:?}");
         works(&hosts);
     }
+}
+
+/// The thread that carries a process's buckets fails behind a commit, and the process lives on. It sends nothing more,
+/// so the other one's thread gives its message up, a deadline after the scope has failed.
+#[test]
+fn a_carrier_that_fails_behind_a_commit_is_not_waited_for_for_ever() {
+    let hosts = Hosts::with(&[1, 1], |builder| builder.timeout(Duration::from_secs(1)));
+    let failed = AtomicBool::new(false);
+    let tap = move |host| assert!(host != 1 || failed.swap(true, SeqCst), "the library of process 1 fails");
+    assert!(hosts.hub.tap.set(Box::new(tap)).is_ok());
+    let found = hosts.run(|dev| all_ready(dev, &mut build(dev)?));
+    assert!(matches!(found[0], Err(Error::AbortedByHost { host: 1, .. })), "{found:?}");
+    assert!(matches!(found[1], Err(Error::Custom { .. })), "{found:?}");
+    // The message to process 1 is left, and harms nothing.
+    assert!(hosts.all(|dev| step(dev, &mut build(dev)?)).iter().all(|same| *same));
 }
 
 #[test]
