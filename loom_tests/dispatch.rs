@@ -19,7 +19,7 @@ fn dispatch(gang: usize, order: &Order, queues: &[Queue<()>; 2], log: &Log) {
     let body = |_: &(), rank: usize| log[rank].lock().push(gang);
     let waiting = Waiting::new(&body, 2, Arc::new(EventCount::new()));
     order.enter(&waiting.ticket(), &[&queues[0], &queues[1]], |_| 0);
-    assert!(waiting.wait(None));
+    assert!(waiting.wait(None, std::time::Duration::ZERO));
 }
 
 fn device(queues: &[Queue<()>; 2], device: usize, entries: usize) {

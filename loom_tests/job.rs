@@ -42,7 +42,7 @@ fn scope(unwinds: bool) {
         if unwinds {
             resume_unwind(Box::new("the caller"));
         }
-        assert!(waiting.wait(None));
+        assert!(waiting.wait(None, std::time::Duration::ZERO));
     }));
     assert_eq!(inside.is_err(), unwinds);
     // The scope is over: only the caller uses the frame.

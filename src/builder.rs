@@ -260,7 +260,8 @@ impl Builder {
         self.observer = self.observer();
         self.check_settings()?;
         self.read_environment()?;
-        self.check_timeout()?;
+        let zero = self.timeout.is_some_and(|deadline| deadline.is_zero());
+        invalid_if!(zero, "build", "`timeout(0ns)`: the deadline must be longer than zero");
         if let Some(observer) = &self.observer {
             self.observer = Some(observer.begin(OpSite::place())?);
         }

@@ -27,13 +27,16 @@ use crossbeam::utils::CachePadded;
 use member::{Outcome, Part};
 use once_cell::sync::{Lazy, OnceCell};
 use parking_lot::Mutex;
-use std::{cell::RefCell, fmt, rc::Rc, sync::Arc, time::Duration};
+use std::{cell::RefCell, fmt, mem, rc::Rc, sync::Arc, time::Duration};
 
 /// The one order of gangs in this process.
 pub(crate) static ORDER: Lazy<Order> = Lazy::new(Order::new);
 /// Its deadline is later than the members' by this time: their waits end first, and with errors that say more.
 pub(crate) const TICK: Duration = Duration::from_millis(500);
 const CANCEL_TICK: Duration = Duration::from_millis(5);
+/// How long the caller stays awake, if there is a core for it. A pass of some kernels takes tens of microseconds, and
+/// a wake-up about five.
+const LINGER: Duration = Duration::from_micros(100);
 
 pub(crate) fn check_pid(shared: &Shared) -> Result<()> {
     let (built, now) = (shared.pid, std::process::id());
@@ -287,7 +290,8 @@ impl<'w> Watch<'w> {
     fn wait(self) -> bool {
         let tick = self.seen.borrow().stall.tick(TICK);
         let tick = if self.until.is_some() { tick.min(CANCEL_TICK) } else { tick };
-        while !self.waiting.wait(Some(tick)) {
+        let mut linger = self.shared.linger.min(LINGER);
+        while !self.waiting.wait(Some(tick), mem::take(&mut linger)) {
             if self.until.is_some_and(CancelToken::is_cancelled) {
                 self.withdraw();
             }

@@ -45,13 +45,6 @@ impl Builder {
         Ok(())
     }
 
-    #[track_caller]
-    pub(super) fn check_timeout(&self) -> Result<()> {
-        let zero = self.timeout.is_some_and(|deadline| deadline.is_zero());
-        invalid_if!(zero, "build", "`timeout(0ns)`: the deadline must be longer than zero");
-        Ok(())
-    }
-
     /// The pool's flight recorder.
     #[track_caller]
     pub(super) fn recorder(

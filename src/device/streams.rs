@@ -99,7 +99,7 @@ impl Device {
     }
 
     /// Runs `f`, which may make driver calls that wait for running kernels: calls that allocate, free, map or register
-    /// memory, load modules, instantiate graphs, or set up cuBLAS or cuDNN.
+    /// memory, load modules, instantiate graphs, set up cuBLAS or cuDNN, or call a function of theirs the first time.
     ///
     /// CUDA makes such calls under a lock that launches need, too, and kernels of collectives wait for each other on
     /// the devices. So the call and the kernels could wait for each other for ever (nccl#744). Within `blocking` such

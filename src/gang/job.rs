@@ -80,8 +80,8 @@ impl<'a, C: 'static> Waiting<'a, C> {
         self.ticket.clone()
     }
 
-    pub fn wait(&self, limit: Option<Duration>) -> bool {
-        self.ticket.latch.wait(limit)
+    pub fn wait(&self, limit: Option<Duration>, linger: Duration) -> bool {
+        self.ticket.latch.wait(limit, linger)
     }
 
     pub fn is_queued(&self, rank: usize) -> bool {
@@ -101,6 +101,6 @@ impl<'a, C: 'static> Waiting<'a, C> {
 impl<C: 'static> Drop for Waiting<'_, C> {
     /// Waits even if the caller unwinds: the members borrow from its frame.
     fn drop(&mut self) {
-        self.ticket.latch.wait(None);
+        self.ticket.latch.wait(None, Duration::ZERO);
     }
 }

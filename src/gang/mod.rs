@@ -331,7 +331,7 @@ impl Gang {
     /// When it returns, no operation of the gang is in flight on any device. It cannot deadlock: gangs enter all queues
     /// in one order, so a member waits only for gangs at or before its own place.
     pub fn recover(&self) {
-        self.drained.wait(None);
+        self.drained.wait(None, Duration::ZERO);
     }
 
     /// Whether every member has drained, so that [`recover`](Self::recover) does not wait.

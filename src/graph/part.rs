@@ -60,7 +60,7 @@ impl Segment {
                 let _turns = dev.ordered.then(|| Turns::take(self.touched.iter().map(|touched| &*touched.block)));
                 if dev.ordered {
                     self.uses(dev).try_for_each(|(block, bytes, access)| {
-                        block.hazards.order_launch(name, &dev.stream, bytes, access)
+                        block.hazards.lock().order_launch(name, &dev.stream, bytes, access)
                     })?;
                 }
                 launch()?;

@@ -14,7 +14,7 @@ use crate::{
     thread::worker::on_device_thread,
 };
 use parking_lot::Mutex;
-use std::{marker::PhantomData, mem, panic::Location, sync::Arc};
+use std::{marker::PhantomData, mem, panic::Location, sync::Arc, time::Duration};
 
 /// Gives out jobs that borrow, in [`Jobs::scope`].
 pub struct JobScope<'scope, 'env: 'scope> {
@@ -124,7 +124,7 @@ impl Drop for Joined<'_> {
         let next = |at: usize| given.lock().get(at).map(|given| (given.rank, given.latch.clone()));
         while let Some((rank, latch)) = next(waited) {
             waited += 1;
-            while !latch.wait(Some(stall.tick(TICK))) {
+            while !latch.wait(Some(stall.tick(TICK)), Duration::ZERO) {
                 let now = core.progress();
                 if now != seen {
                     seen = now;

@@ -151,7 +151,7 @@ impl Block {
     /// An operation of a stream waits for all uses that conflict with it. Errors:
     /// [`Error::Borrowed`](crate::Error::Borrowed); the driver's.
     pub fn order(&self, op: &'static str, stream: &StreamCore, bytes: &Range<usize>, access: Access) -> Result<()> {
-        self.hazards.order(op, stream, bytes, access)
+        self.hazards.lock().order(op, stream, bytes, access)
     }
 
     /// Notes a use by an operation that was submitted.

@@ -19,7 +19,7 @@ use crate::{
     error::{Error, Result, Site, op_site::OpSite},
 };
 use history::{Past, merge};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc, time::Duration};
 
@@ -66,29 +66,11 @@ impl Hazards {
         Hazards(Mutex::new(history))
     }
 
-    /// Makes `stream` wait, on the device, for every use that conflicts with touching `bytes`.
-    pub(crate) fn order(
-        &self,
-        op: &'static str,
-        stream: &StreamCore,
-        bytes: &Range<usize>,
-        access: Access,
-    ) -> Result<()> {
-        self.0.lock().order(op, stream, bytes, access)
+    pub(crate) fn lock(&self) -> MutexGuard<'_, History> {
+        self.0.lock()
     }
 
-    /// For a launch of a graph, which no borrow keeps from memory that foreign code has on another stream.
-    pub(crate) fn order_launch(
-        &self,
-        op: &'static str,
-        stream: &StreamCore,
-        bytes: &Range<usize>,
-        access: Access,
-    ) -> Result<()> {
-        self.0.lock().order_launch(op, stream, bytes, access)
-    }
-
-    /// After [`order`](Self::order).
+    /// After [`order`](History::order).
     pub(crate) fn note(&self, stream: &Arc<StreamCore>, sequence: u64, bytes: Range<usize>, access: Access) {
         let mut history = self.0.lock();
         let Past { uses, known, devices, .. } = history.past();
@@ -210,6 +192,7 @@ impl Hazards {
 }
 
 impl History {
+    /// For a launch of a graph, which no borrow keeps from memory that foreign code has on another stream.
     pub(crate) fn order_launch(
         &self,
         op: &'static str,
@@ -227,8 +210,15 @@ impl History {
         self.order(op, stream, bytes, access)
     }
 
+    /// Makes `stream` wait, on the device, for every use that conflicts with touching `bytes`.
     #[track_caller]
-    fn order(&self, op: &'static str, stream: &StreamCore, bytes: &Range<usize>, access: Access) -> Result<()> {
+    pub(crate) fn order(
+        &self,
+        op: &'static str,
+        stream: &StreamCore,
+        bytes: &Range<usize>,
+        access: Access,
+    ) -> Result<()> {
         if self.lending().is_some_and(|lending| lending.refuses(access)) {
             return Err(Error::borrowed(op, stream.handle.device));
         }

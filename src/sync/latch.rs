@@ -62,9 +62,9 @@ impl CountLatch {
         self.count().load(ord("latch.is_set", Acquire)) == 0
     }
 
-    /// False if the limit came first.
-    pub fn wait(&self, limit: Option<Duration>) -> bool {
-        self.waker().wait_until(limit, || self.is_set().then_some(())).is_some()
+    /// False if the limit came first. It stays awake for at least `linger`, if there is a core for it.
+    pub fn wait(&self, limit: Option<Duration>, linger: Duration) -> bool {
+        self.waker().wait_lingering(limit, linger, || self.is_set().then_some(())).is_some()
     }
 
     // All accesses to the fields go through these two functions, so that a model sees every use of the latch's memory.

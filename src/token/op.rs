@@ -141,7 +141,7 @@ impl Op<'_> {
                 return Err(recording.refuse(site, op, "a graph is for device memory, and this is the host's as well"));
             }
             Some(_) => {}
-            None if dev.ordered => block.hazards.order(op, &dev.stream, &bytes, access)?,
+            None if dev.ordered => block.hazards.lock().order(op, &dev.stream, &bytes, access)?,
             None => {}
         }
         self.bytes = self.bytes.max(bytes.len());
@@ -153,7 +153,7 @@ impl Op<'_> {
     /// does not know of this memory, so the library orders it even then.
     pub(crate) fn scratch(&mut self, block: &BlockRef, bytes: Range<usize>) -> Result<()> {
         if self.dev.recording.is_none() && !self.dev.ordered {
-            block.hazards.order(self.name, &self.dev.stream, &bytes, Access::Write)?;
+            block.hazards.lock().order(self.name, &self.dev.stream, &bytes, Access::Write)?;
         }
         self.touch(block, bytes, Access::Write, false)
     }
@@ -220,7 +220,7 @@ impl Op<'_> {
         let turns = Turns::take(blocks.iter().map(|block| &**block));
         for Touched { block, bytes, access } in &self.touched {
             if !blocks.is_empty() && block.is_in_graph() {
-                block.hazards.order(self.name, &self.dev.stream, bytes, *access)?;
+                block.hazards.lock().order(self.name, &self.dev.stream, bytes, *access)?;
             }
         }
         Ok(turns)

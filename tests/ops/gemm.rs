@@ -4,7 +4,8 @@ use crate::{
     each_type, on_both,
     rig::{Type, acc_eps, check, close, download, upload, values},
 };
-use gpu_pool::{Device, Error, GpuPool, Matrix, MatrixMut, Result, kernel::GemmOutput};
+use gpu_pool::{Device, Error, GpuPool, Matrix, MatrixMut, ReduceOp, Result, kernel::GemmOutput};
+use std::{thread, time::Duration};
 
 /// `op(X)` of a row-major matrix of `lead` columns: element (r, c).
 #[derive(Clone, Copy)]
@@ -229,6 +230,30 @@ fn refused<R>(result: Result<R>, op: &str, shapes: &str) {
     }
 }
 
+/// One member is late by turns. The others sleep in the meeting then, so it comes to its product before they launch.
+fn beside_collectives<T: Type>(pool: &GpuPool, sizes: &[usize]) {
+    pool.run(|dev, _| {
+        let side = dev.stream()?;
+        let mut largest = dev.upload(&[1.0f32; 1000])?;
+        let (mut round, mut kept) = (0, Vec::new());
+        for &size in sizes {
+            let x = upload::<T>(dev, &values::<T>(size * size, 7))?;
+            let square = Matrix::new(&x, size, size)?;
+            for (a, b) in [(square, square), (square.t(), square), (square, square.t()), (square.t(), square.t())] {
+                if dev.rank() == round % dev.count() {
+                    thread::sleep(Duration::from_millis(5));
+                }
+                dev.all_reduce(&mut largest, ReduceOp::Max)?;
+                kept.push(dev.on(&side).matmul(a, b)?);
+                round += 1;
+            }
+        }
+        assert!(dev.download(&largest)?.iter().all(|x| *x == 1.0));
+        Ok(())
+    })
+    .unwrap();
+}
+
 fn multiply<C: GemmOutput<Elem = f32>>(dev: &Device, a: Matrix<'_>, b: Matrix<'_>, c: &mut C) -> Result<()> {
     dev.gemm(1.0, a, b, 0.0, c)
 }
@@ -257,6 +282,14 @@ on_both! {
     1: fn products_in_graphs(gpus) {
         let pool = gpus.pool(1);
         each_type!(in_a_graph(&pool));
+    }
+
+    // openxla/xla#38932, torchcomms#2334: the first product of a kind loads a kernel. That waits for the kernels that
+    // run, holds up other threads' launches meanwhile, and those that run may wait for these.
+    2: fn first_products_beside_collectives(gpus) {
+        let pool = gpus.unwatched(gpus.up_to(3)).timeout(Duration::from_secs(20)).build().unwrap();
+        let sizes: &[usize] = if gpus.is_cuda() { &[16, 40, 96, 200, 512] } else { &[16] };
+        each_type!(beside_collectives(&pool, sizes));
     }
 
     // Factors of 10 bits are exact in TF32; others are off by 2^-10 each at most.

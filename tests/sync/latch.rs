@@ -21,7 +21,7 @@ fn the_frame_may_go_as_soon_as_the_latch_is_set() {
                 })
             })
             .collect();
-        assert!(latch.wait(None));
+        assert!(latch.wait(None, Duration::ZERO));
         assert!(latch.is_set());
         drop(latch); // the setters may still be inside `set`
         assert_eq!(results, [1, 2, 3]);
@@ -33,9 +33,9 @@ fn the_frame_may_go_as_soon_as_the_latch_is_set() {
 fn a_limit_does_not_count() {
     assert!(CountLatch::new(0, Arc::new(EventCount::new())).is_set());
     let latch = CountLatch::new(1, Arc::new(EventCount::new()));
-    assert!(!latch.is_set() && !latch.wait(Some(Duration::from_millis(5))));
+    assert!(!latch.is_set() && !latch.wait(Some(Duration::from_millis(5)), Duration::from_millis(1)));
     assert!(!latch.is_set());
     // SAFETY: the latch is alive, and this is the only `set`.
     unsafe { CountLatch::set(&latch) };
-    assert!(latch.wait(Some(Duration::ZERO)));
+    assert!(latch.wait(Some(Duration::ZERO), Duration::ZERO));
 }

@@ -8,7 +8,7 @@
 //! a free workspace takes another stream's and waits for that stream's last product. Each graph has a workspace of its
 //! own, since it can be launched at any time.
 
-use std::{ffi::c_int, ptr};
+use std::{collections::HashSet, ffi::c_int, ptr};
 
 use cudarc::cublas::sys::{
     self, cublasComputeType_t, cublasGemmAlgo_t, cublasHandle_t, cublasMath_t, cublasOperation_t, cublasStatus_t,
@@ -16,7 +16,7 @@ use cudarc::cublas::sys::{
 };
 
 use super::{CudaGpu, fault, library, stream::stream};
-use crate::driver::{self, Address, DriverResult, FaultKind, Gemm, GemmType, RawEvent, RawStream, gate};
+use crate::driver::{self, Address, DriverResult, FaultKind, Gemm, GemmMatrix, GemmType, RawEvent, RawStream, gate};
 
 /// Number of streams that can multiply without waiting for each other.
 const SPACES: usize = 4;
@@ -37,7 +37,16 @@ pub(super) struct Blas {
     /// The workspace and stream that are set in the handle.
     set: Option<(usize, RawStream)>,
     count: u64,
+    /// The kinds of products whose kernels cuBLAS has loaded.
+    loaded: HashSet<Kind>,
 }
+
+/// What cuBLAS may choose a kernel by: type, dimensions, which operands are transposed, whether C is read, distances in
+/// a batch, and the alignment of the addresses.
+type Kind = (GemmType, [c_int; 7], [bool; 3], [usize; 3], [u8; 3]);
+
+/// More kinds than a program has; each is about 100 bytes.
+const KINDS: usize = 4096;
 
 // SAFETY: threads may use a cuBLAS handle one at a time, and the lock guarantees that.
 unsafe impl Send for Blas {}
@@ -53,7 +62,7 @@ impl Blas {
         gpu.blas(unsafe { sys::cublasCreate_v2(&mut handle) })?;
         // NVIDIA recommends 32 MiB for Hopper; 8 MiB is more than it recommends for older GPUs.
         let space_bytes = if gpu.info.compute_capability.0 >= 9 { 32 << 20 } else { 8 << 20 };
-        let mut blas = Blas { handle, spaces: Vec::new(), space_bytes, set: None, count: 0 };
+        let mut blas = Blas { handle, spaces: Vec::new(), space_bytes, set: None, count: 0, loaded: HashSet::new() };
         match blas.fill(gpu) {
             Ok(()) => Ok(blas),
             Err(f) => {
@@ -170,9 +179,19 @@ impl CudaGpu {
             true => blas.select_captured(self, s).map(|()| None)?,
             false => Some(blas.select(self, s)?),
         };
+        // The first product of a kind loads a kernel. With driver 580 that waited for all kernels of the GPU, and other
+        // threads' launches there waited for it (openxla/xla#38932).
+        let kind = call.kind(g);
+        let loads = (!blas.loaded.contains(&kind)).then(gate::blocking);
         // SAFETY: the caller's promise: live matrices of these sizes that this device may access.
         let status = unsafe { call.submit(blas.handle, g) };
         let submitted = self.blas(status);
+        if loads.is_some() && submitted.is_ok() {
+            if blas.loaded.len() == KINDS {
+                blas.loaded.clear();
+            }
+            blas.loaded.insert(kind);
+        }
         // The event is recorded also after a failure: a part of the product may be in flight.
         let recorded = i.map_or(Ok(()), |i| self.event_record(blas.spaces[i].done, s));
         submitted.and(recorded)
@@ -220,6 +239,12 @@ impl Call {
             *to = dim(from)?;
         }
         Ok(Call { data, compute, dims })
+    }
+
+    fn kind(&self, g: &Gemm) -> Kind {
+        let alignment = |x: &GemmMatrix| x.address.trailing_zeros().min(8) as u8;
+        let transposed = [g.a.transposed, g.b.transposed, g.beta == 0.0];
+        (g.of, self.dims, transposed, [g.a.stride, g.b.stride, g.c.stride], [&g.a, &g.b, &g.c].map(alignment))
     }
 
     /// # Safety

@@ -45,7 +45,7 @@ impl Slots {
         // The range includes the last requested byte: an operation that touches that byte, on any stream, is likely to
         // be the one that writes too far, and then it comes after the fill.
         let bytes = zone.start.saturating_sub(1)..zone.end;
-        if block.hazards.order("audit", stream, &bytes, Access::Write).is_err() {
+        if block.hazards.lock().order("audit", stream, &bytes, Access::Write).is_err() {
             return false;
         }
         let at = block.address + zone.start as u64;
@@ -66,7 +66,7 @@ impl Slots {
     /// Takes a freed block: its zone is copied out, if it was filled, and the rest is poisoned.
     pub fn returned(&mut self, handle: &DeviceHandle, block: &Block, laid: bool, found: &mut Found) {
         let (whole, zone) = (0..block.bytes, zone(block));
-        if block.hazards.order("audit", &self.main, &whole, Access::Write).is_err() {
+        if block.hazards.lock().order("audit", &self.main, &whole, Access::Write).is_err() {
             return;
         }
         if laid && let Some(slot) = self.room(handle, zone.len(), found) {
