@@ -24,6 +24,7 @@ import hashlib
 import os
 import pathlib
 import re
+import struct
 import subprocess
 import sys
 
@@ -50,6 +51,9 @@ EARLY_ARCH = "compute_90"
 
 # Programs of the guide, tests and benches load its PTX as users load theirs.
 PLAIN = "elementwise"
+
+# Families whose kernels have barriers without fixed numbers: ROWS_SHARE_BLOCKS in rows.cuh.
+ALL_BARRIERS = ("norm_inbox", "norm_pull")
 
 # fmad=false: products are fused into additions only where a source says fma, see common.cuh.
 OPTIONS = ["--std=c++17", "--fmad=false"]
@@ -146,6 +150,16 @@ def check_waits(nvrtc, source):
             sys.exit(f"{source.name}: {entry} gets to `{wrong}` before it has called await_earlier()")
 
 
+def check_barriers(source, cubin):
+    """A barrier without a fixed number takes all 16 of a block, so fewer blocks fit on a multiprocessor."""
+    (start,), (size, count) = struct.unpack_from("<Q", cubin, 0x28), struct.unpack_from("<HH", cubin, 0x3A)
+    flags = [struct.unpack_from("<Q", cubin, start + i * size + 8)[0] for i in range(count)]
+    # Of sections with code. The number of barriers is in bits that belong to the processor.
+    most = max(flag >> 20 & 0x7F for flag in flags if flag & 4)
+    if (most == 16) != (source.stem in ALL_BARRIERS):
+        sys.exit(f"{source.name}: a kernel takes {most} barriers")
+
+
 def family(source):
     """The outputs of one source: path -> bytes."""
     nvrtc = Nvrtc(site_packages())
@@ -158,6 +172,8 @@ def family(source):
     if source.parent in EXAMPLES:
         return {source.parent / "ptx" / f"{source.stem}.ptx": ptx}
     cubins = {f"{source.stem}.{arch}.cubin": nvrtc.compile(source, arch, "CUBIN") for arch in CUBIN_ARCHES}
+    for cubin in cubins.values():
+        check_barriers(source, cubin)
     images = {f"{source.stem}.ptx": ptx, **cubins}
     packed = dict(pack(name, image) for name, image in images.items())
     outputs = packed | (images if source.stem == PLAIN else {})

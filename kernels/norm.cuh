@@ -15,6 +15,7 @@
 // blocks are on the device.
 #pragma once
 #include "inbox.cuh"
+#define ROWS_SHARE_BLOCKS
 #include "rows.cuh"
 
 // An entry with blocks of 1024 threads, and so up to 64 registers a thread.

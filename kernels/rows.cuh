@@ -18,10 +18,16 @@ template <class A> __device__ inline A nan() { return infinity<A>() - infinity<A
 __device__ inline f32 larger(f32 a, f32 b) { return fmaxf(a, b); }
 __device__ inline f64 larger(f64 a, f64 b) { return fmax(a, b); }
 
-// A barrier of the threads of a row of several warps.
+// A barrier of the threads of a row of several warps. Only kernels with ROWS_SHARE_BLOCKS may have several such rows in
+// a block: a barrier without a fixed number takes all 16 barriers of a block, so fewer blocks fit on a multiprocessor.
+// With it, kernels of rows.cu took up to twice as long on an H200.
 __device__ inline void sync_row() {
+#ifdef ROWS_SHARE_BLOCKS
     if (blockDim.y == 1) __syncthreads();
     else sync_some(1 + threadIdx.y, blockDim.x);
+#else
+    __syncthreads();
+#endif
 }
 
 // `op` over the threads of a row, the same bits in all. `op` is commutative. With fewer `threads` their values come
