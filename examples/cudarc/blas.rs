@@ -41,9 +41,13 @@ fn main() -> Result<()> {
             beta: 0.0,
             ldc: n,
         };
-        // SAFETY: three matrices of N x N.
-        unsafe { blas.gemm(config, &cuda.read(&ones)?, &cuda.read(&ones)?, &mut cuda.write(&mut product)?) }
-            .map_err(Error::custom)?;
+        let multiply = || -> gpu_pool::Result<()> {
+            // SAFETY: three matrices of N x N.
+            unsafe { blas.gemm(config, &cuda.read(&ones)?, &cuda.read(&ones)?, &mut cuda.write(&mut product)?) }
+                .map_err(Error::custom)
+        };
+        // So does the first product, which loads a kernel.
+        dev.blocking(multiply)?;
         dev.all_reduce(&mut product, ReduceOp::Sum)?; // behind the product
         dev.download(&product)
     })?;

@@ -1,11 +1,12 @@
 //! Turns: operations on memory that a graph names are ordered, submitted and noted one after the other.
 //!
-//! An operation [orders](super::hazard::Hazards::order) itself after earlier uses, is submitted, and is noted. Usually
+//! An operation [orders](super::hazard::History::order) itself after earlier uses, is submitted, and is noted. Usually
 //! the caller's borrow of the memory keeps other host threads away. A launch of a graph holds none. So each operation
 //! that touches a block of a graph, and each launch, takes the turn of the block's device for these three steps.
 //!
-//! Nothing that holds a turn may wait for another host thread. So collectives, uploads and downloads hold one only
-//! while they [reserve](super::hazard::Reserved) their uses.
+//! Nothing that holds a turn may wait for another host thread, but for the launch gate: nothing between a collective's
+//! commit and its launches takes a turn. So collectives, uploads and downloads hold one only while they
+//! [reserve](super::hazard::Reserved) their uses.
 //!
 //! Invariant: turns of several devices are taken in the order of the devices.
 

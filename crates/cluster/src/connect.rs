@@ -33,7 +33,8 @@ pub trait ClusterBuilder {
     /// [`build`](Builder::build) then also returns:
     ///
     /// * [`Error::Cluster`]: rank 0 cannot listen, or cannot be reached; another secret, version or size; a rank that
-    ///   is taken; a library that is missing, too old, or cannot carry these devices, here or in another process.
+    ///   is taken; a library that is missing, too old, cannot carry these devices, or does not begin within the time of
+    ///   [`Cluster::connect_timeout`], here or in another process.
     /// * [`Error::HostTimeout`]: processes that have not come in the time of [`Cluster::connect_timeout`].
     /// * [`Error::HostLost`]: a process has ended meanwhile. [`Error::Transport`]: the library's own error.
     ///

@@ -41,9 +41,9 @@ pub(super) struct Blas {
     loaded: HashSet<Kind>,
 }
 
-/// What cuBLAS may choose a kernel by: type, dimensions, which operands are transposed, whether C is read, distances in
-/// a batch, and the alignment of the addresses.
-type Kind = (GemmType, [c_int; 7], [bool; 3], [usize; 3], [u8; 3]);
+/// What cuBLAS may choose a kernel by: type, dimensions, which operands are transposed, whether factors are 0 or 1,
+/// distances in a batch, and the alignment of the addresses.
+type Kind = (GemmType, [c_int; 7], [bool; 5], [usize; 3], [u8; 3]);
 
 /// More kinds than a program has; each is about 100 bytes.
 const KINDS: usize = 4096;
@@ -243,8 +243,8 @@ impl Call {
 
     fn kind(&self, g: &Gemm) -> Kind {
         let alignment = |x: &GemmMatrix| x.address.trailing_zeros().min(8) as u8;
-        let transposed = [g.a.transposed, g.b.transposed, g.beta == 0.0];
-        (g.of, self.dims, transposed, [g.a.stride, g.b.stride, g.c.stride], [&g.a, &g.b, &g.c].map(alignment))
+        let flags = [g.a.transposed, g.b.transposed, g.alpha == 0.0, g.beta == 0.0, g.beta == 1.0];
+        (g.of, self.dims, flags, [g.a.stride, g.b.stride, g.c.stride], [&g.a, &g.b, &g.c].map(alignment))
     }
 
     /// # Safety

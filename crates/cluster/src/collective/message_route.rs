@@ -11,14 +11,10 @@
 use super::hierarchical::{Carrier, HierarchicalCall};
 use super::relay;
 use crate::internals::*;
-use crate::runtime::{Access, Area, Gang, Place, StreamCore};
+use crate::runtime::{Access, Area, Gang, Place, StallTimer, StreamCore};
 use crate::traits::{Commit, DeviceTransport, HostTransport, Message, RailCall, RailMessage, Tag, World};
 use gpu_pool::{Error, PinnedBuffer, Result};
-use once_cell::unsync::OnceCell;
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{cell::RefCell, sync::Arc, time::Duration};
 
 pub(super) enum Held {
     Host(Arc<PinnedBuffer<u8>>),
@@ -72,13 +68,14 @@ impl CancelOn {
     }
 
     /// For one wait. It ends if the cluster is over, or if the gang has failed for longer than the deadline: then the
-    /// scope has failed in all processes, and another one may have no memory for a message, or send none.
+    /// scope has failed in all processes, and another one may have no memory for a message, or send none. (Also if
+    /// bytes still flow. MPI is of no use after that.)
     pub fn check(&self) -> impl Fn() -> Option<Error> {
-        let failed = OnceCell::new();
+        let failed = RefCell::new(None);
         let given_up = move || {
             let (_, cause) = self.gang.cause()?;
-            let since: &Instant = failed.get_or_init(Instant::now);
-            (since.elapsed() >= self.deadline).then_some(cause)
+            let mut failed = failed.borrow_mut();
+            failed.get_or_insert_with(|| StallTimer::new(self.deadline)).is_over().then_some(cause)
         };
         move || self.world.check().err().or_else(&given_up)
     }

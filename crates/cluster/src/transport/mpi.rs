@@ -28,6 +28,7 @@ use crate::runtime::sync::{Flag, Gate};
 use crate::runtime::variables;
 use crate::traits::{HostTransport, Message};
 use gpu_pool::{Error, Result, event};
+use once_cell::sync::OnceCell;
 use std::{
     ffi::c_int,
     ptr,
@@ -64,6 +65,9 @@ pub fn version() -> Result<String> {
     Library::open().map(|library| library.version)
 }
 
+/// MPI has not begun within its limit: a thread is still at it, and it must not begin twice.
+static GIVEN_UP: OnceCell<()> = OnceCell::new();
+
 impl Mpi {
     /// Opens the library and begins MPI, unless the program has. All processes of the launcher call it. Errors:
     /// [`Error::Cluster`]: no library, one that does not belong to the launcher, one that has ended in this process, or
@@ -75,9 +79,13 @@ impl Mpi {
 
     /// [`load`](Self::load). `one_thread`: as if the library had no `MPI_THREAD_MULTIPLE`.
     pub fn load_with(one_thread: bool, piece: usize, limit: Duration) -> Result<Mpi> {
+        fail_if!(GIVEN_UP.get().is_some(), unusable("its begin was given up: start all processes anew"));
         let library = Library::open()?;
         let owner = Owner::start()?;
-        let late = || cluster_error!("transport", "after {limit:?} MPI_Init_thread still waits for other processes");
+        let late = || {
+            let _ = GIVEN_UP.set(());
+            cluster_error!("transport", "after {limit:?} MPI_Init_thread still waits for other processes")
+        };
         let begun = owner.call_within(move || start(library, one_thread, piece), limit)?;
         let started = begun.ok_or_else(late)??;
         let Started { channel, rank, size, multiple, .. } = &started;
