@@ -16,20 +16,23 @@ pub(crate) mod shm;
 /// The cause of a library's error: `lost`'s, if it tells one soon. A library often sees a dead process before the
 /// cluster does, and says less about it. Other errors are causes (rule C6 of `docs/src/design/cluster.md`).
 pub(crate) fn cause(error: gpu_pool::Error, lost: &dyn Fn() -> Option<gpu_pool::Error>) -> gpu_pool::Error {
-    use std::time::Duration;
-    /// A closed connection is known within a second.
-    const SOON: Duration = Duration::from_secs(1);
     // ENOMEM, ENFILE, EMFILE: this process is the cause.
     let own = matches!(error, gpu_pool::Error::Transport { library: "shm", code: 12 | 23 | 24, .. });
     let symptom = !own && matches!(error, gpu_pool::Error::Transport { .. });
-    let mut stall = crate::runtime::StallTimer::new(SOON);
-    while symptom && !stall.is_over() {
+    if symptom { soon(lost).unwrap_or(error) } else { error }
+}
+
+/// What `lost` tells within a second: in that time a closed connection is known.
+fn soon(lost: &dyn Fn() -> Option<gpu_pool::Error>) -> Option<gpu_pool::Error> {
+    use std::time::Duration;
+    let mut stall = crate::runtime::StallTimer::new(Duration::from_secs(1));
+    while !stall.is_over() {
         if let Some(cause) = lost() {
-            return cause;
+            return Some(cause);
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    error
+    None
 }
 
 /// The error of a fault of a device's driver, outside of a device's own calls.

@@ -22,8 +22,8 @@ pub(crate) use device::DeviceMpi;
 use self::batch::{Batch, Channel, Tags};
 use self::library::{Library, unusable};
 use self::thread::Owner;
-use super::cause;
 use super::host::{Backoff, Part, exchange, leak};
+use super::{cause, soon};
 use crate::runtime::sync::{Flag, Gate};
 use crate::runtime::variables;
 use crate::traits::{HostTransport, Message};
@@ -153,7 +153,9 @@ impl Mpi {
     pub(crate) unsafe fn exchange_parts(&self, parts: Vec<Part>, lost: &dyn Fn() -> Option<Error>) -> Result<()> {
         let Some(_pass) = self.gate.enter() else { return Err(unusable("MPI has ended in this process")) };
         // A message that this call left on its way may have the tag of a later one.
-        fail_if!(self.failed.is_raised(), unusable("an earlier call has failed: start all processes anew"));
+        let failed = || unusable("an earlier call has failed: start all processes anew");
+        // Another thread's call, which may still wait for the loss that is its cause.
+        fail_if!(self.failed.is_raised(), soon(lost).unwrap_or_else(failed));
         let done = match self.started.multiple {
             // SAFETY: the caller's promise.
             true => unsafe { self.here(&parts, lost) },
