@@ -22,7 +22,7 @@ pub(crate) fn cause(error: gpu_pool::Error, lost: &dyn Fn() -> Option<gpu_pool::
     if symptom { soon(lost).unwrap_or(error) } else { error }
 }
 
-/// What `lost` tells within a second: in that time a closed connection is known.
+/// The loss that `lost` tells within a second: by then a closed connection is known.
 fn soon(lost: &dyn Fn() -> Option<gpu_pool::Error>) -> Option<gpu_pool::Error> {
     use std::time::Duration;
     let mut stall = crate::runtime::StallTimer::new(Duration::from_secs(1));

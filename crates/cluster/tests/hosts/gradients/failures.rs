@@ -76,7 +76,7 @@ fn a_failed_closure_is_told_to_all() {
 /// The thread that carries a process's buckets fails behind a commit, and the process lives on. It sends nothing more,
 /// so the other one's thread gives its message up, a deadline after the scope has failed.
 #[test]
-fn a_carrier_that_fails_behind_a_commit_is_not_waited_for_for_ever() {
+fn a_carrier_that_fails_behind_a_commit_ends_the_waits_for_it() {
     let hosts = Hosts::with(&[1, 1], |builder| builder.timeout(Duration::from_secs(1)));
     let failed = AtomicBool::new(false);
     let tap = move |host| assert!(host != 1 || failed.swap(true, SeqCst), "the library of process 1 fails");
