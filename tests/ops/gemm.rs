@@ -285,8 +285,8 @@ on_both! {
     }
 
     // openxla/xla#38932, torchcomms#2334: the first product of a kind loads a kernel. That waits for the kernels that
-    // run, holds up other threads' launches meanwhile, and those that run may wait for these. (Devices that share a GPU
-    // submit nothing between their launches, so there it cannot hang in any case.)
+    // run, holds up other threads' launches meanwhile, and those that run may wait for these. (It cannot hang where
+    // devices share a GPU: there they submit nothing between their launches.)
     2: fn first_products_beside_collectives(gpus) {
         let pool = gpus.unwatched(gpus.up_to(3)).timeout(Duration::from_secs(20)).build().unwrap();
         let sizes: &[usize] = if gpus.is_cuda() { &[16, 40, 96, 200, 512] } else { &[16] };

@@ -79,7 +79,7 @@ impl Mpi {
 
     /// [`load`](Self::load). `one_thread`: as if the library had no `MPI_THREAD_MULTIPLE`.
     pub fn load_with(one_thread: bool, piece: usize, limit: Duration) -> Result<Mpi> {
-        fail_if!(GIVEN_UP.get().is_some(), unusable("MPI_Init_thread was given up in this process: start all processes anew"));
+        fail_if!(GIVEN_UP.get().is_some(), unusable("MPI_Init_thread was given up: start all processes anew"));
         let library = Library::open()?;
         let owner = Owner::start()?;
         let late = || {
