@@ -11,16 +11,12 @@ mod share;
 pub(crate) mod signal_pad;
 mod ways;
 
-use crate::{
-    collective::{Algorithm, ReduceOrder, Transfer, transfer},
-    driver::{DriverRef, FaultKind, Observer, host, module::Module, observe},
-    error::{Error, Result, UnknownName, op_site::OpSite},
-    fabric::{Codecs, processes::Connect},
-    memory::{BackingChoice, cache::Settings},
-    pool::GpuPool,
-    thread::worker,
-    timeline::timed::Timed,
-};
+use crate::collective::{Algorithm, ReduceOrder, Transfer, transfer};
+use crate::driver::{DriverRef, FaultKind, Observer, host, module::Module, observe};
+use crate::error::{Error, Result, UnknownName, op_site::OpSite};
+use crate::fabric::{Codecs, processes::Connect};
+use crate::memory::{BackingChoice, cache::Settings};
+use crate::{pool::GpuPool, thread::worker, timeline::timed::Timed};
 use std::{panic::Location, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 const DEFAULT_SOFTWARE_GPUS: usize = 4;

@@ -1,11 +1,7 @@
 //! Catches panics of user code that must not unwind into the library: drops, callbacks, `tracing` subscribers.
 
-use std::{
-    any::Any,
-    fmt, mem,
-    ops::Deref,
-    panic::{AssertUnwindSafe, catch_unwind},
-};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{any::Any, fmt, mem, ops::Deref};
 
 /// Runs `f` and catches its panic. False if `f` panicked.
 ///

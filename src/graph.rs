@@ -28,22 +28,13 @@ mod part;
 #[path = "../tests/unit/graph/tests.rs"]
 mod tests;
 
+use crate::error::{Error, Result, Site, op_site::OpSite};
 use crate::{
-    Device,
-    collective::Group,
-    error::{Error, Result, Site, op_site::OpSite},
-    gang::Gang,
-    memory::DeviceHandle,
-    thread::worker::Worker,
-    token::recording::Recording,
+    Device, collective::Group, gang::Gang, memory::DeviceHandle, thread::worker::Worker, token::recording::Recording,
 };
 use part::Part;
-use std::{
-    cell::RefCell,
-    panic::Location,
-    rc::{Rc, Weak},
-    sync::Arc,
-};
+use std::rc::{Rc, Weak};
+use std::{cell::RefCell, panic::Location, sync::Arc};
 
 /// Operations of one device that are launched together, from [`Device::capture`].
 ///

@@ -12,14 +12,10 @@ use crate::{
     error::{Error, Result},
 };
 use once_cell::sync::OnceCell;
-use std::{
-    any::{Any, TypeId},
-    cell::{Cell, RefCell},
-    io,
-    marker::PhantomData,
-    panic::{self, AssertUnwindSafe, catch_unwind},
-    thread,
-};
+use std::any::{Any, TypeId};
+use std::cell::{Cell, RefCell};
+use std::panic::{self, AssertUnwindSafe, catch_unwind};
+use std::{io, marker::PhantomData, thread};
 
 /// The text for an unknown location.
 pub(crate) const UNKNOWN: &str = "an unknown place";

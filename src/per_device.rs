@@ -1,22 +1,12 @@
 //! State that lives on its device's thread between scopes: the type, its borrows and its poison. Invariant: all borrows
 //! of a value are on one thread, so plain cells count them.
 
-use crate::{
-    Device,
-    error::{Error, Result, op_site::OpSite},
-    gang::{Gang, dispatch::Entry},
-    sync::unique_id,
-    thread::worker::Shared,
-};
-use std::{
-    cell::{Cell, RefCell, UnsafeCell},
-    fmt,
-    marker::PhantomData,
-    ops::{Deref, DerefMut},
-    panic::Location,
-    rc::Rc,
-    sync::Arc,
-};
+use crate::error::{Error, Result, op_site::OpSite};
+use crate::gang::{Gang, dispatch::Entry};
+use crate::{Device, sync::unique_id, thread::worker::Shared};
+use std::cell::{Cell, RefCell, UnsafeCell};
+use std::ops::{Deref, DerefMut};
+use std::{fmt, marker::PhantomData, panic::Location, rc::Rc, sync::Arc};
 
 /// One `T` per device: weights, optimiser state, a cuBLAS handle. Each value is made on its device's thread and never
 /// leaves that thread, so `T` need not be `Send`. The handle is always `Send` and `Sync`. `T` must be `'static`: if the

@@ -8,20 +8,17 @@ pub(crate) mod report;
 pub(crate) mod run;
 pub(crate) mod trace;
 
+use crate::driver::host::{self, Trace};
+use crate::error::{Error, Kind, Result, listed, op_site::OpSite};
+use crate::memory::{Locality, UnifiedBuffer};
+use crate::scope::{TICK, check_pid};
+use crate::thread::{
+    flight_record::FlightRecord,
+    worker::{Shared, on_device_thread},
+};
 use crate::{
-    Device, DeviceCopy, PerDevice, PinnedBuffer, PoolReport, Shard,
-    collective::in_words,
-    driver::host::{self, Trace},
-    error::{Error, Kind, Result, listed, op_site::OpSite},
-    gang::dispatch::Entry,
-    memory::{Locality, UnifiedBuffer},
-    panics,
-    scope::{TICK, check_pid},
-    stall::StallTimer,
-    thread::{
-        flight_record::FlightRecord,
-        worker::{Shared, on_device_thread},
-    },
+    Device, DeviceCopy, PerDevice, PinnedBuffer, PoolReport, Shard, collective::in_words, gang::dispatch::Entry,
+    panics, stall::StallTimer,
 };
 use std::{panic::Location, sync::Arc, time::Duration};
 

@@ -7,22 +7,16 @@
 pub(crate) mod flight;
 mod member;
 
-use crate::{
-    Device, Shard,
-    contain::{Contained, text_of},
-    error::{Error, Result, Site, listed, op_site::OpSite},
-    fabric::{broadcast, processes::NewScope},
-    gang::{
-        Alarm, CancelToken, Gang, Outside, Queue,
-        dispatch::Order,
-        job::{Body, Waiting},
-    },
-    memory::Handover,
-    stall::StallTimer,
-    sync::EventCount,
-    thread::worker::{Shared, Worker, on_device_thread},
-    timeline::Category,
+use crate::contain::{Contained, text_of};
+use crate::error::{Error, Result, Site, listed, op_site::OpSite};
+use crate::fabric::{broadcast, processes::NewScope};
+use crate::gang::{
+    Alarm, CancelToken, Gang, Outside, Queue,
+    dispatch::Order,
+    job::{Body, Waiting},
 };
+use crate::thread::worker::{Shared, Worker, on_device_thread};
+use crate::{Device, Shard, memory::Handover, stall::StallTimer, sync::EventCount, timeline::Category};
 use crossbeam::utils::CachePadded;
 use member::{Outcome, Part};
 use once_cell::sync::{Lazy, OnceCell};

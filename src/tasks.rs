@@ -13,16 +13,11 @@ mod place;
 mod trace;
 mod value;
 
-use crate::{
-    GpuPool,
-    contain::{Contained, contain},
-    driver::host::{self, Attendee},
-    error::{Error, Result, op_site::OpSite},
-    gang::Quiescence,
-    panics,
-    scope::{self, Begin, Watch, as_it_is, holding},
-    sync::Flag,
-};
+use crate::contain::{Contained, contain};
+use crate::driver::host::{self, Attendee};
+use crate::error::{Error, Result, op_site::OpSite};
+use crate::scope::{self, Begin, Watch, as_it_is, holding};
+use crate::{GpuPool, gang::Quiescence, panics, sync::Flag};
 use engine::{Engine, Wake};
 use std::{
     fmt, mem,

@@ -30,12 +30,8 @@ use crossbeam::queue::ArrayQueue;
 use once_cell::sync::{Lazy, OnceCell};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use std::{
-    collections::HashMap,
-    sync::Arc,
-    thread,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
-};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::{collections::HashMap, sync::Arc, thread};
 
 /// Records that a lane holds until the writer has them. At a million records a second they last for 16 ms.
 const RECORDS: usize = 1 << 14;

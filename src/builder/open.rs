@@ -1,19 +1,15 @@
 //! From drivers to a pool: makes the shared state, starts the device threads, probes the links, sets collectives up.
 
 use super::{Builder, Weights, share, signal_pad};
-use crate::{
-    collective::transfer,
-    driver::{DriverRef, host},
-    error::{Error, Result, op_site::OpSite},
-    fabric::{Codecs, Endpoint, Limits, limits::multiprocessors},
-    gang::{EnteringScopes, GpuOrder, Queue, Quiescence},
-    memory::{DeviceHandle, PinnedPool, cache::Settings},
-    panics,
-    pool::{GpuPool, trace},
-    sync::{Gate, unique_id},
-    thread::{wait, worker},
-    timeline::Timeline,
-};
+use crate::driver::{DriverRef, host};
+use crate::error::{Error, Result, op_site::OpSite};
+use crate::fabric::{Codecs, Endpoint, Limits, limits::multiprocessors};
+use crate::gang::{EnteringScopes, GpuOrder, Queue, Quiescence};
+use crate::memory::{DeviceHandle, PinnedPool, cache::Settings};
+use crate::pool::{GpuPool, trace};
+use crate::sync::{Gate, unique_id};
+use crate::thread::{wait, worker};
+use crate::{collective::transfer, panics, timeline::Timeline};
 use once_cell::sync::OnceCell;
 use std::{
     panic::Location,

@@ -1,14 +1,10 @@
 //! Checks for settings that contradict each other. Errors name the settings and their values.
 
 use super::{Backend, Builder};
-use crate::{
-    collective::Algorithm,
-    driver::ExecutionOrder,
-    error::{Error, Result},
-    fabric::Processes,
-    memory::{DeviceHandle, MemoryLimit},
-    thread::flight_record::{Recorder, on_signal},
-};
+use crate::error::{Error, Result};
+use crate::memory::{DeviceHandle, MemoryLimit};
+use crate::thread::flight_record::{Recorder, on_signal};
+use crate::{collective::Algorithm, driver::ExecutionOrder, fabric::Processes};
 use std::sync::Arc;
 
 impl Builder {

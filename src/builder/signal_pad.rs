@@ -2,18 +2,14 @@
 //!
 //! `builder/open.rs` calls [`set_up`]; tests call [`make`], and `testing` calls [`restart`].
 
+use crate::fabric::{
+    EMPTY, MOST, PadLayout, SignalPad,
+    layout::{self, Inbox},
+    limits::multiprocessors,
+    signal_pad::{DevicePages, HostPages, Words},
+};
 use crate::{
-    Device, DeviceBuffer, GpuPool,
-    driver::Address,
-    error::Result,
-    fabric::{
-        EMPTY, MOST, PadLayout, SignalPad,
-        layout::{self, Inbox},
-        limits::multiprocessors,
-        signal_pad::{DevicePages, HostPages, Words},
-    },
-    memory::DeviceHandle,
-    thread::worker::Shared,
+    Device, DeviceBuffer, GpuPool, driver::Address, error::Result, memory::DeviceHandle, thread::worker::Shared,
 };
 use std::sync::Arc;
 

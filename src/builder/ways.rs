@@ -1,13 +1,9 @@
 //! The ways to a pool: its builder, the process-wide pool with its `scope`, and the survivors of another one.
 
 use super::Builder;
+use crate::error::{Error, Result, op_site::OpSite};
 use crate::{
-    Device, GpuPool, Shard,
-    error::{Error, Result, op_site::OpSite},
-    pool::run::Run,
-    scope::as_it_is,
-    sync::Returned,
-    thread::worker::on_device_thread,
+    Device, GpuPool, Shard, pool::run::Run, scope::as_it_is, sync::Returned, thread::worker::on_device_thread,
 };
 use once_cell::sync::OnceCell;
 use std::panic::Location;

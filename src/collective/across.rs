@@ -3,13 +3,9 @@
 //! `gpu-pool-cluster` implements [`AcrossProcesses`]; a group of one process never calls it.
 
 use super::{Group, Request, lone_pad::LonePad, values::value_of};
-use crate::{
-    Device, DeviceBuffer, DeviceCopy,
-    contain::Contained,
-    error::{Error, Result, Site, op_site::OpSite},
-    fabric::{Across, Area, Call, DType, Label, Origin, Payload, ReduceOp, Shape},
-    memory::BlockRef,
-};
+use crate::error::{Error, Result, Site, op_site::OpSite};
+use crate::fabric::{Across, Area, Call, DType, Label, Origin, Payload, ReduceOp, Shape};
+use crate::{Device, DeviceBuffer, DeviceCopy, contain::Contained, memory::BlockRef};
 
 /// Collectives, messages and host values of groups that span processes.
 pub trait AcrossProcesses: Send + Sync {

@@ -18,14 +18,9 @@
 //! pair; a member that has skipped one launches it when the gang has drained ([`resync`]).
 
 use super::{kernels, launch};
-use crate::{
-    error::{Error, Result},
-    fabric::{DeviceBarrier, EMPTY, SignalPad},
-    gang::Gang,
-    memory::StreamCore,
-    sync::EventCount,
-    thread::worker::Worker,
-};
+use crate::error::{Error, Result};
+use crate::fabric::{DeviceBarrier, EMPTY, SignalPad};
+use crate::{gang::Gang, memory::StreamCore, sync::EventCount, thread::worker::Worker};
 
 /// Launches the kernels that this device has skipped, and empties its inbox, after its gang has failed and has drained.
 /// The kernels only count: they find the abort word raised and give up. No member sends to the inbox meanwhile: for

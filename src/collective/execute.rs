@@ -11,22 +11,14 @@
 //! **The exit rule**: when a member's stream has passed the collective, no peer touches the member's memory any more.
 //! So the next work on that stream may write it, and the member's memory pool may reuse it.
 
+use super::algorithm::{Algorithm, Matched};
 use super::{
-    Descriptors, LaunchWindow, MeetBy, Meeting, Member, Request, Scratch,
-    algorithm::{Algorithm, Matched},
-    barrier,
-    case::Case,
-    choose::choose,
-    scratch,
+    Descriptors, LaunchWindow, MeetBy, Meeting, Member, Request, Scratch, barrier, case::Case, choose::choose, scratch,
 };
-use crate::{
-    Device, Event,
-    error::{Error, Result},
-    fabric::{DeviceBarrier, Exposed, Limits, Payload, RecvScratch, SkippedBarrier},
-    memory::{Access, BlockRef},
-    timeline::Route,
-    token::op::Op,
-};
+use crate::error::{Error, Result};
+use crate::fabric::{DeviceBarrier, Exposed, Limits, Payload, RecvScratch, SkippedBarrier};
+use crate::memory::{Access, BlockRef};
+use crate::{Device, Event, timeline::Route, token::op::Op};
 
 /// By the right algorithm within these limits, or by a `given` one, which must be able to; equal on all members.
 #[track_caller]

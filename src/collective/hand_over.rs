@@ -7,24 +7,13 @@
 //!
 //! Invariant: no call waits for a receiver, so no order of calls among givers can deadlock.
 
+use super::meeting::{absent, note_call};
 use super::{
-    Group, Outgoing, Transfer,
-    across::Incoming,
-    face::collectives,
-    meeting::{absent, note_call},
-    point::area,
-    transfer::codec,
-    values::stays,
+    Group, Outgoing, Transfer, across::Incoming, face::collectives, point::area, transfer::codec, values::stays,
 };
-use crate::{
-    Device, DeviceBuffer,
-    contain::Contained,
-    error::{Error, Result, op_site::OpSite},
-    fabric::{Area, Call, Codec, Contents, Label, Pack, Parcel, Unpack},
-    gang::LastCall,
-    memory::AsView,
-    thread::wait,
-};
+use crate::error::{Error, Result, op_site::OpSite};
+use crate::fabric::{Area, Call, Codec, Contents, Label, Pack, Parcel, Unpack};
+use crate::{Device, DeviceBuffer, contain::Contained, gang::LastCall, memory::AsView, thread::wait};
 use std::{any::Any, panic::Location};
 
 const TRANSFER: &str = "if it is a `Transfer`, tell the pool by `Builder::register_transfer`";

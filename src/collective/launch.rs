@@ -5,13 +5,8 @@ use super::{
     algorithm::{dims, launch},
     kernels,
 };
-use crate::{
-    driver::KernelArg,
-    error::Result,
-    fabric::{DType, ReduceOp},
-    memory::StreamCore,
-    thread::worker::Worker,
-};
+use crate::fabric::{DType, ReduceOp};
+use crate::{driver::KernelArg, error::Result, memory::StreamCore, thread::worker::Worker};
 use smallvec::SmallVec;
 
 /// A kernel that works on its own device's memory has one block for this many bytes, and at most so many blocks.

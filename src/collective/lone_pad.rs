@@ -14,18 +14,14 @@ use super::{
     NormCall, Part,
     algorithm::{dims, inbox, ll::Push},
 };
-use crate::{
-    collective::algorithm::{NormKernel, Rows},
-    driver::{Address, DriverRef, DriverResult, Launch, RawFunction, RawModule, RawStream},
-    error::Result,
-    fabric::{
-        DType, DeviceBarrier, EMPTY, Limits, MOST, PadLayout, ReduceOp, Shape, layout::reported, signal_pad::REPORT,
-        types::Algorithm,
-    },
-    kernel::builtin,
-    memory::StreamCore,
-    sync::{load_word, raise_word},
+use crate::collective::algorithm::{NormKernel, Rows};
+use crate::driver::{Address, DriverRef, DriverResult, Launch, RawFunction, RawModule, RawStream};
+use crate::fabric::{
+    DType, DeviceBarrier, EMPTY, Limits, MOST, PadLayout, ReduceOp, Shape, layout::reported, signal_pad::REPORT,
+    types::Algorithm,
 };
+use crate::sync::{load_word, raise_word};
+use crate::{error::Result, kernel::builtin, memory::StreamCore};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::{

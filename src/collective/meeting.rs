@@ -6,12 +6,8 @@ pub(super) mod commit;
 pub(super) mod descriptors;
 mod exchange;
 
-use crate::{
-    Device,
-    error::Error,
-    fabric::{Call, Limits, Membership, SignalPad},
-    sync::CommitWord,
-};
+use crate::fabric::{Call, Limits, Membership, SignalPad};
+use crate::{Device, error::Error, sync::CommitWord};
 use std::{rc::Rc, sync::Arc};
 
 pub(crate) use descriptors::Descriptors;

@@ -37,16 +37,12 @@ pub(crate) mod world;
 
 use self::{algorithm::NormCall, kernels::Entry};
 
-use self::{
-    across::Outgoing,
-    algorithm::{Member, Scratch},
-    case::{Bulk, KernelBarrier},
-    kernels::{Arguments, Pairs, Part, Pieces, code, eights, factors},
-    launch::Combination,
-    meeting::{Descriptors, Meeting, commit::LaunchWindow},
-    ops::between,
-    request::{Job, RemotePtr, Request},
-};
+use self::algorithm::{Member, Scratch};
+use self::case::{Bulk, KernelBarrier};
+use self::kernels::{Arguments, Pairs, Part, Pieces, code, eights, factors};
+use self::meeting::{Descriptors, Meeting, commit::LaunchWindow};
+use self::request::{Job, RemotePtr, Request};
+use self::{across::Outgoing, launch::Combination, ops::between};
 pub(crate) use self::{algorithm::MeetBy, case::Machine, kernels::Combine};
 
 pub use crate::{

@@ -7,13 +7,8 @@
 //! * Elsewhere: nothing. The graph is cut there, and a launch carries the collective out between two parts of the
 //!   graph, as if it were called then ([`Captured`]). Members must still launch the same graph.
 
-use super::{
-    Descriptors, LaunchWindow, Meeting, Request,
-    algorithm::Algorithm,
-    case::Case,
-    choose::choose,
-    execute::{self, execute},
-};
+use super::execute::{self, execute};
+use super::{Descriptors, LaunchWindow, Meeting, Request, algorithm::Algorithm, case::Case, choose::choose};
 use crate::{
     error::{Error, Result, Site},
     fabric::{Call, CompactDescriptor, DeviceBarrier, Origin, Payload, SkippedBarrier, call::LAUNCH},

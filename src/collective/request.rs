@@ -1,12 +1,8 @@
 //! The request of one call of a collective: the call, its shape, and this member's memory.
 
 use super::NormCall;
-use crate::{
-    Event,
-    driver::Address,
-    fabric::{Area, Call, Counts, DType, Exposed, GRAIN, Pair, ReduceOp, Shape, Side, Work, plan::Place},
-    memory::Access,
-};
+use crate::fabric::{Area, Call, Counts, DType, Exposed, GRAIN, Pair, ReduceOp, Shape, Side, Work, plan::Place};
+use crate::{Event, driver::Address, memory::Access};
 use smallvec::SmallVec;
 
 /// A member's request.

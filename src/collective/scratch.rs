@@ -3,13 +3,9 @@
 //! scratch, the graph's, since their kernels run one after the other.
 
 use super::{Request, Scratch, algorithm::Sizes};
-use crate::{
-    Device,
-    error::{Error, Result},
-    fabric::Area,
-    memory::{Access, Locality},
-    token::op::Op,
-};
+use crate::error::{Error, Result};
+use crate::memory::{Access, Locality};
+use crate::{Device, fabric::Area, token::op::Op};
 
 #[track_caller]
 pub(super) fn take(dev: &Device, request: &Request, needed: Scratch, access: &mut Op<'_>) -> Result<Option<Area>> {

@@ -2,12 +2,8 @@
 //! [`give`](crate::Device::give) sends a value to another process, it looks the type up in the pool's [`Codecs`]: those
 //! of [`known`], and those of [`Builder::register_transfer`](crate::Builder::register_transfer).
 
-use crate::{
-    Device, DeviceBuffer,
-    error::Result,
-    fabric::{Codec, Codecs, Element, Pack, Unpack},
-    memory::DeviceCopy,
-};
+use crate::fabric::{Codec, Codecs, Element, Pack, Unpack};
+use crate::{Device, DeviceBuffer, error::Result, memory::DeviceCopy};
 use std::sync::Arc;
 
 /// A value that crosses from one device to another, and, if it has [`pack`](Self::pack) and [`unpack`](Self::unpack),

@@ -6,17 +6,13 @@
 //! Each [`DoubleBuffer`] has two pieces: the memcpy of one overlaps the other's DMA. A CPU thread copies slower than
 //! the bus, so a large slice is split over several, which all send on the caller's stream. Small uploads share a piece.
 
-use crate::{
-    Device, Event,
-    driver::{Address, FailPoint},
-    error::{Error, Result, op_site::OpSite},
-    gang::Gang,
-    memory::{
-        DeviceHandle, StreamCore,
-        staging::{DoubleBuffer, DoubleBuffers, PIECE, Piece},
-    },
-    thread::worker::Worker,
+use crate::driver::{Address, FailPoint};
+use crate::error::{Error, Result, op_site::OpSite};
+use crate::memory::{
+    DeviceHandle, StreamCore,
+    staging::{DoubleBuffer, DoubleBuffers, PIECE, Piece},
 };
+use crate::{Device, Event, gang::Gang, thread::worker::Worker};
 use std::{cell::RefMut, panic::Location, ptr, sync::Arc, time::Duration};
 
 const PACK: usize = 256;

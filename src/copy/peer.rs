@@ -12,15 +12,13 @@
 //! One stream is the caller's current stream, the other belongs to the pair of devices. Invariant: the pair's stream
 //! starts after the caller's, which has waited for all hazards, and the caller's stream waits for it at the end.
 
-use crate::{
-    driver::{Address, Driver, DriverResult, FailPoint},
-    error::Result,
-    memory::{
-        Access, PeerStaging, StreamCore,
-        peer_staging::{Buffers, PIECE},
-    },
-    thread::worker::{Shared, Worker},
+use crate::driver::{Address, Driver, DriverResult, FailPoint};
+use crate::error::Result;
+use crate::memory::{
+    Access, PeerStaging, StreamCore,
+    peer_staging::{Buffers, PIECE},
 };
+use crate::thread::worker::{Shared, Worker};
 use std::sync::Arc;
 
 /// A smaller copy has about eight pieces, so that both buses work most of the time, but none smaller than this.

@@ -1,15 +1,11 @@
 //! Copies to a device, from it, and between devices.
 
-use crate::{
-    Device,
-    copy::{host, peer},
-    error::{Result, op_site::OpSite},
-    memory::{
-        Access, AsPinned, AsPinnedMut, AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, DeviceView,
-        DeviceViewMut,
-    },
-    token::op::Op,
+use crate::copy::{host, peer};
+use crate::error::{Result, op_site::OpSite};
+use crate::memory::{
+    Access, AsPinned, AsPinnedMut, AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut,
 };
+use crate::{Device, token::op::Op};
 #[cfg(doc)]
 use crate::{Error, PinnedBuffer};
 

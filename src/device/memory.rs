@@ -1,14 +1,10 @@
 //! Memory of a device: allocation, page-locked host memory, statistics.
 
-use crate::{
-    Device,
-    error::{Error, Result, Site, op_site::OpSite},
-    memory::{
-        AsViewMut, BlockRef, DeviceBuffer, DeviceCopy, Locality, MemorySnapshot, MemoryStats, PinnedBuffer, Request,
-        cache,
-    },
-    token::op::Op,
+use crate::error::{Error, Result, Site, op_site::OpSite};
+use crate::memory::{
+    AsViewMut, BlockRef, DeviceBuffer, DeviceCopy, Locality, MemorySnapshot, MemoryStats, PinnedBuffer, Request, cache,
 };
+use crate::{Device, token::op::Op};
 use std::panic::Location;
 
 impl Device {

@@ -7,12 +7,10 @@
 //!
 //! Invariant: without an observer each question costs one branch.
 
-use crate::{
-    driver::{Address, DriverRef, RawEvent, RawStream, host::timing::Machine},
-    error::{
-        Result, Site,
-        misuse::{Allocation, Report},
-    },
+use crate::driver::{Address, DriverRef, RawEvent, RawStream, host::timing::Machine};
+use crate::error::{
+    Result, Site,
+    misuse::{Allocation, Report},
 };
 use once_cell::sync::OnceCell;
 use std::{any::Any, fmt, sync::Arc};

@@ -18,13 +18,8 @@ pub use crate::{
     panics::{SilencedPanics, silence_panics},
     sync::unique_id,
 };
-use std::{
-    fmt,
-    ops::Range,
-    panic::Location,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
+use std::{fmt, ops::Range, panic::Location, sync::Arc};
 
 internals! {
     trait BuilderInternals [] () for Builder {

@@ -6,12 +6,8 @@
 //! of a newer gang shows that its sender has left.
 
 use super::{Broadcasts, CompactDescriptor, Descriptor, Parcel, broadcast::Words, parcels::ParcelBox};
-use crate::{
-    Event,
-    gang::Gang,
-    memory::Handover,
-    sync::ring::{self, Consumer, Producer},
-};
+use crate::sync::ring::{self, Consumer, Producer};
+use crate::{Event, gang::Gang, memory::Handover};
 use std::{mem, sync::Arc};
 
 /// Messages in flight per ordered pair. A step of a ring takes two; a member is at most a few steps ahead.

@@ -3,12 +3,8 @@
 //! `collective/hand_over.rs` makes [`Pack`] and [`Unpack`]; the pool keeps the [`Codecs`]. Invariant: a value reads
 //! back the parts that it has written, in the same order. A part left over, or missing, is an error.
 
-use crate::{
-    DeviceBuffer,
-    error::{Error, Result},
-    gang::LastCall,
-    memory::DeviceCopy,
-};
+use crate::error::{Error, Result};
+use crate::{DeviceBuffer, gang::LastCall, memory::DeviceCopy};
 use std::{
     any::{Any, TypeId, type_name},
     collections::HashMap,

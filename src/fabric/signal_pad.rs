@@ -10,13 +10,9 @@ use super::{
     MOST, PadLayout, STAGED_BLOCKS,
     layout::{STAGED_COUNTS, STAGED_SLOTS, reported},
 };
-use crate::{
-    driver::Address,
-    error::Result,
-    gang::{Alarm, Gang},
-    memory::DeviceHandle,
-    sync::{load_word, raise_word, store_word},
-};
+use crate::gang::{Alarm, Gang};
+use crate::sync::{load_word, raise_word, store_word};
+use crate::{driver::Address, error::Result, memory::DeviceHandle};
 use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock};
 

@@ -3,12 +3,8 @@
 //!
 //! Invariant: while a bucket has a sum apart, the bucket itself has only the numbers of the step under way, and zeros.
 
-use super::{
-    GradientExchange, Segment,
-    access::exclusive,
-    element::Gradient,
-    kernels::{self, SEGMENTS},
-};
+use super::kernels::{self, SEGMENTS};
+use super::{GradientExchange, Segment, access::exclusive, element::Gradient};
 use crate::{Device, DeviceBuffer, error::Result, kernel::Float, memory::AsView};
 
 #[derive(Default)]

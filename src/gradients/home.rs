@@ -1,12 +1,8 @@
 //! The device and the group that something was made for: it is used only there.
 #![allow(missing_docs, reason = "only the crates above see it, through `extend`")]
 
-use crate::{
-    Device, Group,
-    collective::GroupKey,
-    error::{Error, Result},
-    memory::DeviceHandle,
-};
+use crate::error::{Error, Result};
+use crate::{Device, Group, collective::GroupKey, memory::DeviceHandle};
 use std::sync::Arc;
 
 pub struct Home {

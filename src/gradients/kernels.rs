@@ -11,13 +11,9 @@ use super::{
     element::{Gradient, private::Between},
     layout::Unit,
 };
-use crate::{
-    Device, Element,
-    driver::KernelArg,
-    error::{Error, Result},
-    kernel::builtin,
-    memory::{Access, DeviceCopy, DeviceView},
-};
+use crate::error::{Error, Result};
+use crate::memory::{Access, DeviceCopy, DeviceView};
+use crate::{Device, Element, driver::KernelArg, kernel::builtin};
 use segments::{Arguments, Touch, launch, push_table, slice, touch, value};
 pub(super) use segments::{SEGMENTS, Segment};
 use smallvec::{SmallVec, smallvec};

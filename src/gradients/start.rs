@@ -2,14 +2,8 @@
 //! thread carries between processes is only [begun](PendingReduce), and unpacked when it
 //! [lands](GradientExchange::land). Invariant: bits do not depend on where a member has its gradients.
 
-use super::{
-    GradientExchange, Segment,
-    access::exclusive,
-    element::Gradient,
-    kernels::{self, SEGMENTS},
-    settings::Wire,
-    zeros,
-};
+use super::kernels::{self, SEGMENTS};
+use super::{GradientExchange, Segment, access::exclusive, element::Gradient, settings::Wire, zeros};
 use crate::{
     DType, Device, DeviceBuffer, Element, Event, ReduceOp, Stream,
     collective::{PendingReduce, ops::all_reduce},

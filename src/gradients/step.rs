@@ -1,13 +1,7 @@
 //! A step: gradients become ready, buckets start, and the step ends. Invariant: after a failure only `reset` works.
 
-use super::{
-    Exchanged, GradientExchange, buckets,
-    difference::mismatch,
-    element::Gradient,
-    first_layout,
-    layout::{Layout, Unit},
-    retire,
-};
+use super::layout::{Layout, Unit};
+use super::{Exchanged, GradientExchange, buckets, difference::mismatch, element::Gradient, first_layout, retire};
 use crate::{
     Device, DeviceBuffer, Group,
     error::{Error, Result, Site, op_site::OpSite},

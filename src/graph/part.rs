@@ -1,16 +1,13 @@
 //! The parts of a graph: graphs of the driver, and the collectives between them that the driver cannot capture.
 
-use crate::{
-    Device,
-    collective::{
-        Group,
-        replay::{Captured, Meetings},
-    },
-    error::{Error, Result, Site, op_site::OpSite},
-    memory::{BlockRef, History, Reserved, Turns, UsesOf},
-    thread::graph_exec::GraphExec,
-    token::recording::{Recorded, Touched},
+use crate::collective::{
+    Group,
+    replay::{Captured, Meetings},
 };
+use crate::error::{Error, Result, Site, op_site::OpSite};
+use crate::memory::{BlockRef, History, Reserved, Turns, UsesOf};
+use crate::token::recording::{Recorded, Touched};
+use crate::{Device, thread::graph_exec::GraphExec};
 /// A part of a graph. A graph that no collective cuts has one part.
 pub(super) enum Part {
     Segment(Segment),

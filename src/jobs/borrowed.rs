@@ -5,14 +5,9 @@
 //! down after its last use of the borrows; the call waits for all latches.
 
 use super::{Answer, Answers, Ended, Job, JobHandle, Jobs, Packet, Rank, Single, core::Core, job::Work};
-use crate::{
-    Device,
-    error::{Error, Result},
-    scope::TICK,
-    stall::StallTimer,
-    sync::{CountLatch, EventCount, OneShot, Returned, shim},
-    thread::worker::on_device_thread,
-};
+use crate::error::{Error, Result};
+use crate::sync::{CountLatch, EventCount, OneShot, Returned, shim};
+use crate::{Device, scope::TICK, stall::StallTimer, thread::worker::on_device_thread};
 use parking_lot::Mutex;
 use std::{marker::PhantomData, mem, panic::Location, sync::Arc, time::Duration};
 

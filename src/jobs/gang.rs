@@ -1,14 +1,8 @@
 //! A job on several devices: an entry in the queue of each of them, as a scope.
 
 use super::{Job, Packet, Placed, Rank, core::Core, placement::Devices, state::State};
-use crate::{
-    driver::observe::Token,
-    error::Error,
-    gang::{Gang, Visit},
-    memory::Handover,
-    scope::flight,
-    thread::worker::Worker,
-};
+use crate::gang::{Gang, Visit};
+use crate::{driver::observe::Token, error::Error, memory::Handover, scope::flight, thread::worker::Worker};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::{rc::Rc, sync::Arc};

@@ -1,23 +1,13 @@
 //! The handle of a job: its answer, by a wait or by a future.
 
 use super::{Answer, Answers, Rank, core::Core};
+use crate::error::{Error, Result};
+use crate::scope::{TICK, check_pid};
 use crate::{
-    contain::Contained,
-    error::{Error, Result},
-    memory::InGang,
-    scope::{TICK, check_pid},
-    stall::StallTimer,
-    sync::EventCount,
-    thread::worker::on_device_thread,
+    contain::Contained, memory::InGang, stall::StallTimer, sync::EventCount, thread::worker::on_device_thread,
 };
-use std::{
-    future::Future,
-    panic::Location,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, Wake, Waker},
-    time::Duration,
-};
+use std::task::{Context, Poll, Wake, Waker};
+use std::{future::Future, panic::Location, pin::Pin, sync::Arc, time::Duration};
 
 /// The handle of a job, from [`Jobs::submit`](super::Jobs::submit): a future of the job's result, or a value to wait
 /// with. Any thread may have it, and no runtime is needed: any executor polls it. In a closure on a device, which must

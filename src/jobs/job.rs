@@ -1,13 +1,9 @@
 //! A job: its closure, and what the queue knows of it, in one allocation that the handle shares.
 
 use super::{Need, Rank};
-use crate::{
-    Device,
-    contain::{Contained, contain},
-    error::{Error, Result, Site},
-    memory::Handover,
-    sync::OneShot,
-};
+use crate::contain::{Contained, contain};
+use crate::error::{Error, Result, Site};
+use crate::{Device, memory::Handover, sync::OneShot};
 use parking_lot::{Mutex, RwLock};
 use std::{
     mem,

@@ -6,16 +6,8 @@ use crate::{
     error::{Result, Site},
     sync::{Returned, unique_id},
 };
-use std::{
-    collections::VecDeque,
-    fmt,
-    future::poll_fn,
-    iter::Fuse,
-    panic::Location,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, Waker},
-};
+use std::task::{Context, Poll, Waker};
+use std::{collections::VecDeque, fmt, future::poll_fn, iter::Fuse, panic::Location, pin::Pin, sync::Arc};
 
 /// The results of [`Jobs::map`].
 #[must_use = "jobs are submitted when results are asked for"]

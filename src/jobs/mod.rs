@@ -24,14 +24,9 @@ use self::{
     state::{Running, Ticket},
     stats::Meter,
 };
-use crate::{
-    Device, GpuPool, PerDevice,
-    error::{Error, Result},
-    scope::{TICK, check_pid},
-    stall::StallTimer,
-    sync::Returned,
-    thread::worker::on_device_thread,
-};
+use crate::error::{Error, Result};
+use crate::scope::{TICK, check_pid};
+use crate::{Device, GpuPool, PerDevice, stall::StallTimer, sync::Returned, thread::worker::on_device_thread};
 use std::{future::Future, ops::Deref, panic::Location, sync::Arc, time::Instant};
 
 pub use borrowed::{JobScope, ScopedJob};

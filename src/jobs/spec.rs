@@ -1,26 +1,16 @@
 //! A job with its options, and its way into the queue.
 
-use super::{
-    Job, Jobs, Need, Packet, Rank, Refused, Single, Ticket,
-    core::Core,
-    handle::JobHandle,
-    job::{Each, Extras, GivesBack},
-};
+use super::job::{Each, Extras, GivesBack};
+use super::{Job, Jobs, Need, Packet, Rank, Refused, Single, Ticket, core::Core, handle::JobHandle};
 use crate::{
     Device, Group,
     error::{Error, Result, Site},
     sync::{Returned, unique_id},
 };
 use parking_lot::Mutex;
-use std::{
-    fmt,
-    future::{Future, poll_fn},
-    marker::PhantomData,
-    panic::Location,
-    sync::Arc,
-    task::Poll,
-    time::{Duration, Instant},
-};
+use std::future::{Future, poll_fn};
+use std::time::{Duration, Instant};
+use std::{fmt, marker::PhantomData, panic::Location, sync::Arc, task::Poll};
 
 /// A job whose closure runs once.
 #[derive(Debug)]

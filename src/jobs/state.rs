@@ -5,12 +5,8 @@ use crate::{
     error::{BookedJob, Error},
     gang::Gang,
 };
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-    task::Waker,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
+use std::{collections::BTreeMap, sync::Arc, task::Waker};
 
 pub(super) struct Running {
     pub rank: Rank,

@@ -1,13 +1,8 @@
 //! The statistics of a queue of jobs: counts, shares of time, spans.
 
 use super::{Packet, placement::Waits};
-use crate::{
-    Error,
-    contain::contain,
-    error::op_site::OpSite,
-    thread::worker::Worker,
-    timeline::{Category, Running},
-};
+use crate::timeline::{Category, Running};
+use crate::{Error, contain::contain, error::op_site::OpSite, thread::worker::Worker};
 use std::{
     fmt,
     time::{Duration, Instant},

@@ -5,21 +5,15 @@ use super::{
     Placed, Running,
     core::{Core, Posts},
 };
-use crate::{
-    error::{Error, Result, Site},
-    gang::{Gang, Visit},
-    scope::{
-        flight::{self, Flight},
-        gang_with,
-    },
-    thread::worker::Worker,
+use crate::error::{Error, Result, Site};
+use crate::gang::{Gang, Visit};
+use crate::scope::{
+    flight::{self, Flight},
+    gang_with,
 };
-use std::{
-    collections::VecDeque,
-    rc::Rc,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use crate::thread::worker::Worker;
+use std::time::{Duration, Instant};
+use std::{collections::VecDeque, rc::Rc, sync::Arc};
 
 /// A visit begins so many jobs at most: then pools that share the GPU have their turn.
 const MOST: usize = 64;

@@ -13,14 +13,10 @@ use crate::{
     error::Result,
     sync::{CommitWord, Flag, Link as Node, Linked, Mirror, RefCount, Returns},
 };
-use std::{
-    cell::{Cell, RefCell},
-    marker::PhantomData,
-    ops::{Deref, Range},
-    ptr::{self, NonNull},
-    sync::Arc,
-    time::Duration,
-};
+use std::cell::{Cell, RefCell};
+use std::ops::{Deref, Range};
+use std::ptr::{self, NonNull};
+use std::{marker::PhantomData, sync::Arc, time::Duration};
 
 /// Refuses, at compile time, types with an alignment above 256 bytes: every block starts at a multiple of 256 bytes.
 pub const fn fits_blocks<T>() {

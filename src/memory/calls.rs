@@ -23,15 +23,9 @@ use crate::{
     error::{OpId, Site, SiteId, op_site::OpSite, site_id::ids},
     sync::{History, Scale, ticks},
 };
-use std::{
-    cell::{Cell, RefCell},
-    marker::PhantomData,
-    panic::Location,
-    ptr,
-    rc::{Rc, Weak},
-    sync::Arc,
-    time::Duration,
-};
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::{marker::PhantomData, panic::Location, ptr, sync::Arc, time::Duration};
 
 const BYTES: usize = 1;
 const MEMBERS: usize = 2;

@@ -39,6 +39,7 @@ pub(crate) mod unified;
 pub(crate) mod view;
 
 // Other rooms name the items, not the files.
+use self::block::{Block, Origin};
 pub(crate) use self::{
     backing::ProbeContext,
     block::{BlockRef, InGang},
@@ -52,12 +53,7 @@ pub(crate) use self::{
     stream::{StreamCore, StreamState},
     turn::Turns,
 };
-use self::{
-    backing::Region,
-    block::{Block, Origin},
-    heap::Payload,
-    insight::units::Bytes,
-};
+use self::{backing::Region, heap::Payload, insight::units::Bytes};
 
 pub use backing::BackingChoice;
 pub(crate) use block::fits_blocks;

@@ -1,18 +1,10 @@
 //! [`UnifiedBuffer`]: managed memory. Invariant: no two devices get the same element for writing, and the host waits
 //! for them.
 
-use super::{
-    Block, BlockRef, DeviceCopy, DeviceHandle, History, Origin, Region,
-    backing::ChunkKind,
-    fits_blocks,
-    view::{DeviceView, DeviceViewMut},
-};
-use crate::{
-    driver::Address,
-    error::{Error, Result},
-    parts::Parts,
-    shard::Shard,
-};
+use super::view::{DeviceView, DeviceViewMut};
+use super::{Block, BlockRef, DeviceCopy, DeviceHandle, History, Origin, Region, backing::ChunkKind, fits_blocks};
+use crate::error::{Error, Result};
+use crate::{driver::Address, parts::Parts, shard::Shard};
 use std::{marker::PhantomData, sync::Arc, time::Duration};
 
 /// `len` elements of `T` in managed memory: one address on the host and on every device.

@@ -1,13 +1,9 @@
 //! Scopes over a [`PerDevice`]: they make its values, run closures on them, and accept them after a failure.
 
 use super::run::Run;
-use crate::{
-    Device, PerDevice, Shard,
-    error::{Error, Result, op_site::OpSite},
-    scope::{as_it_is, by_its_text},
-    sync::Returned,
-    thread::worker::Shared,
-};
+use crate::error::{Error, Result, op_site::OpSite};
+use crate::scope::{as_it_is, by_its_text};
+use crate::{Device, PerDevice, Shard, sync::Returned, thread::worker::Shared};
 use std::{fmt, sync::Arc};
 
 impl<T: 'static> PerDevice<T> {

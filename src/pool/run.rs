@@ -1,14 +1,10 @@
 //! Running closures on a pool's devices. A [`Run`] is the description of one scope (`scope.rs`); the short forms of
 //! [`GpuPool`] are runs without options. A [`DeviceRun`] is a run on one device.
 
+use crate::error::{Error, Result, op_site::OpSite};
+use crate::scope::{Begin, as_it_is, by_its_text, members, run, shard};
 use crate::{
-    Device, GpuPool, Parts, Shard,
-    error::{Error, Result, op_site::OpSite},
-    gang::CancelToken,
-    parts::rows_mut,
-    scope::{Begin, as_it_is, by_its_text, members, run, shard},
-    sync::Returned,
-    thread::worker::Shared,
+    Device, GpuPool, Parts, Shard, gang::CancelToken, parts::rows_mut, sync::Returned, thread::worker::Shared,
 };
 use parking_lot::Mutex;
 use std::{fmt, panic::Location, sync::Arc};

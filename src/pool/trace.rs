@@ -1,19 +1,11 @@
 //! A pool's traces: sessions of its [`timeline`](crate::timeline).
 
 use super::GpuPool;
-use crate::{
-    contain::Finally,
-    error::{Error, Result, Site},
-    memory::MemoryStats,
-    thread::worker::Shared,
-};
+use crate::error::{Error, Result, Site};
+use crate::{contain::Finally, memory::MemoryStats, thread::worker::Shared};
 use parking_lot::Mutex;
-use std::{
-    collections::HashMap,
-    panic::Location,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::path::{Path, PathBuf};
+use std::{collections::HashMap, panic::Location, sync::Arc};
 
 impl GpuPool {
     /// Runs `f`, and writes the work of the pool's devices meanwhile to a file: a Chrome trace, which

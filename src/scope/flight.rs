@@ -5,15 +5,9 @@ use super::{
     member::{self, Part},
     shard,
 };
-use crate::{
-    Device, Event,
-    driver::observe::Token,
-    error::{Error, Result},
-    gang::Gang,
-    memory::InGang,
-    panics,
-    thread::{streams::PooledStream, worker::Worker},
-};
+use crate::error::{Error, Result};
+use crate::thread::{streams::PooledStream, worker::Worker};
+use crate::{Device, Event, driver::observe::Token, gang::Gang, memory::InGang, panics};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::{rc::Rc, sync::Arc};

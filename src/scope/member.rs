@@ -1,19 +1,14 @@
 //! A member's side of a scope, on its device thread: the closure, the drain of its streams, the recovery. Invariant: a
 //! member leaves its gang and reports its drain exactly once, also after a panic.
 
+use crate::driver::{FailPoint, observe::Token};
+use crate::error::{Error, Result, op_site::OpSite};
+use crate::memory::{
+    InGang,
+    calls::{Entry, Kind},
+};
 use crate::{
-    Device, Shard,
-    collective::barrier,
-    driver::{FailPoint, observe::Token},
-    error::{Error, Result, op_site::OpSite},
-    fabric::ProcessScope,
-    gang::Gang,
-    memory::{
-        InGang,
-        calls::{Entry, Kind},
-    },
-    panics,
-    thread::worker::Worker,
+    Device, Shard, collective::barrier, fabric::ProcessScope, gang::Gang, panics, thread::worker::Worker,
     timeline::Category,
 };
 use parking_lot::Mutex;

@@ -11,14 +11,12 @@
 //! are as many device threads as cores (`shim::spin_rounds`). A waiter may *linger* ([`EventCount::wait_lingering`]):
 //! it yields for some time before it blocks, on a core that no other thread wants.
 
-use super::{
-    shim::{
-        Condvar, Mutex,
-        atomic::{AtomicU64, Ordering::*},
-        cores, is_crowded, spin_loop, spin_rounds, thread, yield_rounds,
-    },
-    site::{fence_at, flag},
+use super::shim::{
+    Condvar, Mutex,
+    atomic::{AtomicU64, Ordering::*},
+    cores, is_crowded, spin_loop, spin_rounds, thread, yield_rounds,
 };
+use super::site::{fence_at, flag};
 use std::time::{Duration, Instant};
 
 const EPOCH: u64 = 1 << 32;

@@ -10,14 +10,12 @@
 //! A reader without news sleeps at its [`Bell`]. The memory is shared ([`Memory`]), so its numbers are checked before
 //! use: a wrong one is [`Corrupt`], and never an access out of bounds.
 
-use super::{
-    byte_ring::Corrupt,
-    shim::{
-        Mutex,
-        atomic::{AtomicU32, AtomicU64, Ordering::*},
-    },
-    site::{fence_at, flag, ord},
+use super::byte_ring::Corrupt;
+use super::shim::{
+    Mutex,
+    atomic::{AtomicU32, AtomicU64, Ordering::*},
 };
+use super::site::{fence_at, flag, ord};
 use std::collections::VecDeque;
 
 /// Memory of some processes, of zeros at first.

@@ -5,14 +5,12 @@
 //! assert that the latch lives to the end of the call, and clones the waker *before* the last decrement ([rayon's
 //! rule](https://github.com/rayon-rs/rayon/blob/main/rayon-core/src/latch.rs), "WARNING"). Earlier ones clone nothing.
 
-use super::{
-    EventCount,
-    shim::{
-        Arc, Tombstone,
-        atomic::{AtomicUsize, Ordering::*},
-    },
-    site::{flag, ord},
+use super::EventCount;
+use super::shim::{
+    Arc, Tombstone,
+    atomic::{AtomicUsize, Ordering::*},
 };
+use super::site::{flag, ord};
 use std::time::Duration;
 
 /// Counts from `count` to zero. `src/sync/README.md` has the protocol.

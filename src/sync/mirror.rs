@@ -6,13 +6,11 @@
 //! changed. This is Boehm's form of the seqlock ([*Can seqlocks get along with programming language memory
 //! models?*](https://dl.acm.org/doi/10.1145/2247684.2247688)). The cells are atomics, so a failed read is no data race.
 
-use super::{
-    shim::{
-        atomic::{AtomicU64, Ordering::*},
-        spin_loop, spin_rounds, thread,
-    },
-    site::{fence_at, ord},
+use super::shim::{
+    atomic::{AtomicU64, Ordering::*},
+    spin_loop, spin_rounds, thread,
 };
+use super::site::{fence_at, ord};
 use std::{array, fmt};
 
 /// `N` numbers of one writer. `src/sync/README.md` has the protocol.

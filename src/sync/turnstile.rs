@@ -3,13 +3,11 @@
 //! Both transitions, from queued to running or to withdrawn, are one compare-and-swap, so exactly one of them happens.
 //! The loser sees everything that the winner did before its call.
 
-use super::{
-    shim::atomic::{
-        AtomicU32,
-        Ordering::{self, *},
-    },
-    site::{flag, ord},
+use super::shim::atomic::{
+    AtomicU32,
+    Ordering::{self, *},
 };
+use super::site::{flag, ord};
 
 const QUEUED: u32 = 0;
 const RUNNING: u32 = 1;

@@ -4,21 +4,13 @@
 //! is never held while a task runs or a value is dropped. Invariant: a thread that makes a task ready wakes its place,
 //! after the lock is released.
 
-use super::{
-    Failure,
-    cpu_work::CpuWork,
-    graph::{Access, Graph, TaskId},
-    trace::{self, TaskTrace, Times},
-    value::Home,
-};
-use crate::{
-    Device, Event,
-    error::{Error, Result, Site, op_site::OpSite},
-    gang::Gang,
-    memory::{DeviceHandle, Handover},
-    sync::{EventCount, shim},
-    thread::worker::Shared,
-};
+use super::graph::{Access, Graph, TaskId};
+use super::trace::{self, TaskTrace, Times};
+use super::{Failure, cpu_work::CpuWork, value::Home};
+use crate::error::{Error, Result, Site, op_site::OpSite};
+use crate::memory::{DeviceHandle, Handover};
+use crate::sync::{EventCount, shim};
+use crate::{Device, Event, gang::Gang, thread::worker::Shared};
 use once_cell::sync::OnceCell;
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;

@@ -6,12 +6,8 @@ use super::{
     graph::{Access, VarId},
     value::{Slot, TaskArgs, TaskCells, Uses, Value},
 };
-use crate::{
-    Device, DeviceBuffer, DeviceCopy, PinnedBuffer,
-    error::{Result, op_site::OpSite},
-    memory::Locality,
-    scope::Watch,
-};
+use crate::error::{Result, op_site::OpSite};
+use crate::{Device, DeviceBuffer, DeviceCopy, PinnedBuffer, memory::Locality, scope::Watch};
 #[cfg(doc)]
 use crate::{Error, GpuPool};
 use std::{cell::Cell, panic::Location, sync::Arc};

@@ -5,31 +5,17 @@
 //! very call: so a waiting caller runs the CPU's tasks where rayon does not. It calls no `rayon::yield_now`: that would
 //! run any job on this stack, also one that needs these devices.
 
-use super::{
-    Failure, TaskPanicked,
-    cpu_work::WaitingThread,
-    engine::{Engine, Finished, Started, State, StreamKind, Wake},
-    trace::Times,
-};
-use crate::{
-    Device, Event, Stream,
-    contain::contain,
-    driver::host::{self, Attendee},
-    error::{Error, Result, op_site::OpSite},
-    gang::Gang,
-    panics,
-    scope::{Watch, holding},
-    timeline::Category,
-};
+use super::engine::{Engine, Finished, Started, State, StreamKind, Wake};
+use super::{Failure, TaskPanicked, cpu_work::WaitingThread, trace::Times};
+use crate::driver::host::{self, Attendee};
+use crate::error::{Error, Result, op_site::OpSite};
+use crate::scope::{Watch, holding};
+use crate::{Device, Event, Stream, contain::contain, gang::Gang, panics, timeline::Category};
 use once_cell::unsync::OnceCell;
 use rayon::Scope;
-use std::{
-    ops::ControlFlow,
-    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::Arc,
-    thread,
-    time::{Duration, Instant},
-};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::{Duration, Instant};
+use std::{ops::ControlFlow, sync::Arc, thread};
 
 /// How often a waiting caller looks whether the devices and the CPU get on.
 const TICK: Duration = Duration::from_millis(50);

@@ -5,19 +5,12 @@
 //!
 //! Invariant: reading waits for no device and makes no driver call, so it works while a device hangs.
 
-use crate::{
-    driver::host,
-    error::Error,
-    fabric::Processes,
-    gang::Witness,
-    memory::{
-        DeviceHandle, StreamState,
-        calls::{End, Kind, Record},
-    },
-    panics,
-    sync::{Scale, ticks},
-    timeline::WallClock,
+use crate::memory::{
+    DeviceHandle, StreamState,
+    calls::{End, Kind, Record},
 };
+use crate::sync::{Scale, ticks};
+use crate::{driver::host, error::Error, fabric::Processes, gang::Witness, panics, timeline::WallClock};
 use std::{
     fmt, fs,
     io::{self, Write as _},

@@ -6,13 +6,9 @@
 //! Invariant: a deadline measures missing progress of the gang, not time. A wait that times out fails the gang.
 
 use super::worker::Worker;
-use crate::{
-    driver::host,
-    error::{DeviceCall, Error, Result, op_site::OpSite},
-    gang::Gang,
-    stall::StallTimer,
-    timeline::{Cause, Slice},
-};
+use crate::error::{DeviceCall, Error, Result, op_site::OpSite};
+use crate::timeline::{Cause, Slice};
+use crate::{driver::host, gang::Gang, stall::StallTimer};
 use std::{mem, time::Duration};
 
 /// A sleeping wait looks at the clock at least this often.

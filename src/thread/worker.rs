@@ -5,51 +5,35 @@
 //!
 //! Invariant: a worker never leaves its thread, which works its entries in order and ends only by [`Entry::Stop`].
 
-use super::{
-    flight_record::Recorder,
-    graph_exec::GraphExec,
-    modules::Modules,
-    streams::{PooledStream, Streams},
+use super::streams::{PooledStream, Streams};
+use super::{flight_record::Recorder, graph_exec::GraphExec, modules::Modules};
+use crate::driver::{
+    FailPoint, RawStream,
+    module::Module,
+    route::{PeerReport, Route},
 };
-use crate::{
-    contain::contain,
-    driver::{
-        FailPoint, RawStream,
-        module::Module,
-        route::{PeerReport, Route},
-    },
-    error::{DeviceCall, Error, Result, Site},
-    fabric::{
-        Codecs, Endpoint, Limits, Processes, ReduceOrder, SignalPad, barrier_state::DeviceBarrierState,
-        in_flight::InFlight, types::Algorithm,
-    },
-    gang::{EnteringScopes, Gang, GpuOrder, Queue, Quiescence, dispatch::Entry, gpu_order::Turn},
-    here,
-    memory::{
-        BlockRef, Cache, DeviceHandle, Event, PeerStaging, PinnedPool, ProbeContext, StreamCore,
-        backing::ChunkKind,
-        block::{Owner, OwnerThread},
-        cache::Settings,
-        calls::{self, CallLog},
-        numa::affinity,
-        staging::Staging,
-    },
-    panics,
-    sync::{EventCount, Gate, shim::InCrowd},
-    timeline::Timeline,
+use crate::error::{DeviceCall, Error, Result, Site};
+use crate::fabric::{
+    Codecs, Endpoint, Limits, Processes, ReduceOrder, SignalPad, barrier_state::DeviceBarrierState,
+    in_flight::InFlight, types::Algorithm,
 };
+use crate::gang::{EnteringScopes, Gang, GpuOrder, Queue, Quiescence, dispatch::Entry, gpu_order::Turn};
+use crate::memory::{
+    BlockRef, Cache, DeviceHandle, Event, PeerStaging, PinnedPool, ProbeContext, StreamCore,
+    backing::ChunkKind,
+    block::{Owner, OwnerThread},
+    cache::Settings,
+    calls::{self, CallLog},
+    numa::affinity,
+    staging::Staging,
+};
+use crate::sync::{EventCount, Gate, shim::InCrowd};
+use crate::{contain::contain, here, panics, timeline::Timeline};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use std::{
-    any::Any,
-    cell::RefCell,
-    collections::{HashMap, VecDeque, hash_map},
-    rc::Rc,
-    sync::Arc,
-    thread,
-    time::Duration,
-};
+use std::collections::{HashMap, VecDeque, hash_map};
+use std::{any::Any, cell::RefCell, rc::Rc, sync::Arc, thread, time::Duration};
 
 /// The state that all threads of a pool share. Lists are by device, unless a field says otherwise.
 pub(crate) struct Shared {

@@ -5,26 +5,16 @@
 
 mod draw;
 
-use super::{
-    Category, Lane, RECORDS, Record, Timeline, WallClock, Work,
-    clock::Clock,
-    format::{Arg, At, Lines, VERSION},
-    timed::Timed,
-    wall_offset,
-};
+use super::format::{Arg, At, Lines, VERSION};
+use super::{Category, Lane, RECORDS, Record, Timeline, WallClock, Work, clock::Clock, timed::Timed, wall_offset};
 use crate::{driver::DriverRef, error::op_site::OpSite};
 use crossbeam::queue::ArrayQueue;
 use smallvec::SmallVec;
-use std::{
-    collections::{HashMap, HashSet, VecDeque},
-    fs::File,
-    io::{self, Write as _},
-    mem,
-    path::Path,
-    sync::{Arc, mpsc},
-    thread,
-    time::{Duration, Instant},
-};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io::{self, Write as _};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+use std::{fs::File, mem, path::Path, thread};
 
 /// How often the writer looks.
 const ROUND: Duration = Duration::from_millis(4);

@@ -2,16 +2,10 @@
 //! device's thread, and only while its scope runs.
 
 use super::recording::Recording;
-use crate::{
-    Stream,
-    driver::DeviceInfo,
-    error::Result,
-    fabric::{Broadcasts, ProcessScope, membership::Groups},
-    gang::{Gang, LastCall},
-    memory::StreamCore,
-    sync::device_thread_only,
-    thread::{wait::Waiter, worker::Worker},
-};
+use crate::fabric::{Broadcasts, ProcessScope, membership::Groups};
+use crate::gang::{Gang, LastCall};
+use crate::thread::{wait::Waiter, worker::Worker};
+use crate::{Stream, driver::DeviceInfo, error::Result, memory::StreamCore, sync::device_thread_only};
 use std::{cell::Cell, marker::PhantomData, ops::Deref, rc::Rc, sync::Arc};
 
 /// A name for compiler messages. A program that sends a value to another thread, shares it with one or returns it from

@@ -8,16 +8,14 @@ use super::{
     Device,
     recording::{Recording, Touched},
 };
-use crate::{
-    driver::{Driver, DriverResult, RawStream},
-    error::{Error, OpGuard, Result, Site, op_site::OpSite},
-    memory::{
-        Access, BlockRef, DeviceCopy, DeviceView, DeviceViewMut, Reserved, Turns,
-        backing::ChunkKind,
-        calls::{Entry, Kind},
-    },
-    timeline::{Category, Route, Slice, nvtx},
+use crate::driver::{Driver, DriverResult, RawStream};
+use crate::error::{Error, OpGuard, Result, Site, op_site::OpSite};
+use crate::memory::{
+    Access, BlockRef, DeviceCopy, DeviceView, DeviceViewMut, Reserved, Turns,
+    backing::ChunkKind,
+    calls::{Entry, Kind},
 };
+use crate::timeline::{Category, Route, Slice, nvtx};
 use smallvec::SmallVec;
 use std::{mem, ops::Range, panic::Location, rc::Rc};
 

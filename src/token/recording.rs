@@ -9,14 +9,8 @@ use crate::{
     thread::graph_exec::GraphExec,
 };
 use smallvec::SmallVec;
-use std::{
-    any::Any,
-    cell::{Cell, OnceCell, RefCell},
-    collections::HashMap,
-    ops::Range,
-    rc::Rc,
-    sync::Arc,
-};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::{any::Any, collections::HashMap, ops::Range, rc::Rc, sync::Arc};
 
 /// Above this number, one range that covers all of them replaces them: a launch may then wait longer than needed.
 const PARTS: usize = 8;

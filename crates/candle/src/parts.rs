@@ -10,13 +10,9 @@ use candle_nn::{
     var_builder::{Backend, VarBuilderArgs},
 };
 use gpu_pool::Device;
-use std::{
-    borrow::Cow,
-    collections::{BTreeMap, HashMap},
-    ops::Range,
-    path::Path,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::{borrow::Cow, ops::Range, path::Path};
 
 /// The part of a weight that a device has, as the hint of [`PartBuilder`]. The default is all of it.
 #[derive(Clone, Debug, Default)]

@@ -17,13 +17,9 @@ mod system;
 use gpu_pool::{Error, GpuPool, extend::cli};
 use report::{Level, Line};
 use serde::Serialize;
-use std::{
-    mem,
-    process::ExitCode,
-    sync::mpsc::{self, Receiver, RecvTimeoutError},
-    thread,
-    time::{Duration, Instant},
-};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+use std::{mem, process::ExitCode, thread};
 use system::{Machine, System};
 
 /// A wait of a proof.

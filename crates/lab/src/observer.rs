@@ -8,12 +8,8 @@ use super::{
     check::{self, Check},
     faulty::{self, FaultPlan},
 };
-use gpu_pool::{
-    Builder, Result,
-    error::Site,
-    extend::driver::DriverRef,
-    extend::lab::{self, BuilderInternals, FailPoint, Machine, Observer},
-};
+use gpu_pool::extend::lab::{self, BuilderInternals, FailPoint, Machine, Observer};
+use gpu_pool::{Builder, Result, error::Site, extend::driver::DriverRef};
 use std::{any::Any, sync::Arc};
 
 #[derive(Clone, Debug, Default)]

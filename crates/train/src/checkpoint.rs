@@ -14,15 +14,9 @@ use safetensors::{
     SafeTensors,
     tensor::{Dtype, Metadata, TensorInfo},
 };
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, HashMap},
-    fs,
-    io::{self, Write},
-    ops::Range,
-    path::Path,
-    sync::Arc,
-};
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Write};
+use std::{cmp::Reverse, fs, ops::Range, path::Path, sync::Arc};
 
 /// The format's own key beside the names of tensors.
 const NOTES: &str = "__metadata__";

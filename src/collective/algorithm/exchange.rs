@@ -7,13 +7,9 @@
 //! Invariant: all members know the smallest scratch, so all cut alike.
 
 use super::{Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, Slice, fused};
-use crate::{
-    collective::{Arguments, Bulk, Entry, Pieces, code, eights, factors, kernels::value},
-    driver::Address,
-    error::Result,
-    fabric::{BLOCKS, DType, DeviceBarrier, Limits, MOST, ReduceOp, Shape, Tiling, plan::Place, types},
-    kernel::builtin,
-};
+use crate::collective::{Arguments, Bulk, Entry, Pieces, code, eights, factors, kernels::value};
+use crate::fabric::{BLOCKS, DType, DeviceBarrier, Limits, MOST, ReduceOp, Shape, Tiling, plan::Place, types};
+use crate::{driver::Address, error::Result, kernel::builtin};
 
 pub(crate) struct Exchange;
 

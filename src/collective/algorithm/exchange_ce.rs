@@ -20,14 +20,9 @@
 //! every round a member sends to the next rank first: engines lose much when several send to one device.
 
 use super::{super::launch, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, Sizes};
-use crate::{
-    Event,
-    collective::{Combination, RemotePtr},
-    driver::FailPoint,
-    error::Result,
-    fabric::{GRAIN, Shape, Tiling, Work, plan::Place, tiling, types},
-    memory::StreamCore,
-};
+use crate::collective::{Combination, RemotePtr};
+use crate::fabric::{GRAIN, Shape, Tiling, Work, plan::Place, tiling, types};
+use crate::{Event, driver::FailPoint, error::Result, memory::StreamCore};
 use smallvec::SmallVec;
 use std::{slice, sync::Arc};
 

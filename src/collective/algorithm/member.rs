@@ -2,19 +2,14 @@
 //!
 //! Invariant (the exit rule): when the member's stream has passed the collective, no peer touches the member's memory.
 
-use crate::{
-    Event,
-    collective::{Descriptors, Entry, Job, Meeting, RemotePtr, Request, kernels},
-    copy::peer,
-    driver::{Address, FailPoint, KernelArg, Launch, LaunchDims, RawFunction, host::HostGpu},
-    error::Result,
-    fabric::{
-        Area, DeviceBarrier, Exposed, FEW, Limits, MOST, RecvScratch, ReduceOp, Shape, Side, SignalPad, Tiling, Work,
-        layout::THREADS,
-    },
-    gang::Gang,
-    memory::{DeviceHandle, StreamCore},
+use crate::collective::{Descriptors, Entry, Job, Meeting, RemotePtr, Request, kernels};
+use crate::driver::{Address, FailPoint, KernelArg, Launch, LaunchDims, RawFunction, host::HostGpu};
+use crate::fabric::{
+    Area, DeviceBarrier, Exposed, FEW, Limits, MOST, RecvScratch, ReduceOp, Shape, Side, SignalPad, Tiling, Work,
+    layout::THREADS,
 };
+use crate::memory::{DeviceHandle, StreamCore};
+use crate::{Event, copy::peer, error::Result, gang::Gang};
 use smallvec::SmallVec;
 use std::{cell::Cell, sync::Arc, time::Duration};
 

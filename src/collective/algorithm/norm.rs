@@ -8,16 +8,14 @@
 pub(crate) mod call;
 
 use super::{About, Algorithm, Matched, Member, Needs, inbox::most_whole};
-use crate::{
-    collective::{Arguments, Entry, Part, case::Case, eights, kernels::value},
-    driver::{LaunchDims, RawFunction},
-    error::Result,
-    fabric::{
-        BLOCKS, DType, DeviceBarrier, Limits, PadLayout, Side,
-        types::{self, Algorithm as Wish},
-    },
-    kernel::builtin::{NORM_INBOX, NORM_PULL},
+use crate::collective::{Arguments, Entry, Part, case::Case, eights, kernels::value};
+use crate::driver::{LaunchDims, RawFunction};
+use crate::error::Result;
+use crate::fabric::{
+    BLOCKS, DType, DeviceBarrier, Limits, PadLayout, Side,
+    types::{self, Algorithm as Wish},
 };
+use crate::kernel::builtin::{NORM_INBOX, NORM_PULL};
 
 /// Packs of 16 bytes that a thread has of a row: `KEPT` of `kernels/rows.cuh`.
 const KEPT: usize = 4;

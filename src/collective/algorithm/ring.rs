@@ -7,13 +7,9 @@
 pub(crate) mod cut;
 
 use super::{Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch};
-use crate::{
-    collective::{Arguments, Entry, kernels::value},
-    driver::Address,
-    error::Result,
-    fabric::{DType, DeviceBarrier, ReduceOp, Shape, Side, types},
-    kernel::builtin,
-};
+use crate::collective::{Arguments, Entry, kernels::value};
+use crate::fabric::{DType, DeviceBarrier, ReduceOp, Shape, Side, types};
+use crate::{driver::Address, error::Result, kernel::builtin};
 
 pub(crate) struct Ring;
 

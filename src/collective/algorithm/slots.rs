@@ -7,17 +7,13 @@
 //! Invariant: a kernel ends when the others have taken all that it has sent, so slots are empty between calls.
 
 use super::{Algorithm, Case, Matched, Member, Slice};
-use crate::{
-    collective::{
-        Arguments, Bulk, Entry, Pieces, code, eights, factors,
-        kernels::{typed_float, value},
-        launch,
-    },
-    driver::Address,
-    error::Result,
-    fabric::{BLOCKS, DType, DeviceBarrier, Limits, MOST, ReduceOp, Shape, Side, Tiling, types},
-    kernel::builtin,
+use crate::collective::{
+    Arguments, Bulk, Entry, Pieces, code, eights, factors,
+    kernels::{typed_float, value},
+    launch,
 };
+use crate::fabric::{BLOCKS, DType, DeviceBarrier, Limits, MOST, ReduceOp, Shape, Side, Tiling, types};
+use crate::{driver::Address, error::Result, kernel::builtin};
 
 pub(crate) struct Slots;
 

@@ -5,15 +5,8 @@
 //! commits to a launch either launches or notes the barrier as skipped.
 
 use super::Meeting;
-use crate::{
-    Device,
-    driver::gate,
-    error::{Error, Result},
-    fabric::SkippedBarrier,
-    memory::BlockRef,
-    stall::StallTimer,
-    sync::CommitWord,
-};
+use crate::error::{Error, Result};
+use crate::{Device, driver::gate, fabric::SkippedBarrier, memory::BlockRef, stall::StallTimer, sync::CommitWord};
 use std::hint;
 
 /// How often the other members look whether the first one has committed, before they do: some microseconds.

@@ -4,17 +4,13 @@
 //! ([`EventCount::notify_all`]).
 
 use super::{Meeting, everyone};
-use crate::{
-    Device, Event,
-    error::{Error, Result},
-    fabric::{
-        Body, Call, CompactDescriptor, DType,
-        mailbox::{Message, NewerGang},
-    },
-    memory::calls::Entry,
-    sync::{EventCount, ring},
-    thread::wait,
+use crate::error::{Error, Result};
+use crate::fabric::{
+    Body, Call, CompactDescriptor, DType,
+    mailbox::{Message, NewerGang},
 };
+use crate::sync::{EventCount, ring};
+use crate::{Device, Event, memory::calls::Entry, thread::wait};
 use smallvec::SmallVec;
 use std::hint;
 

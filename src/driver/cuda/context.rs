@@ -11,14 +11,9 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attri
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
-use super::{
-    fault,
-    graph::Graphs,
-    interop::Interop,
-    library::{self, Optional},
-    shared::Shared,
-    vmm::{self, Virtual},
-};
+use super::library::{self, Optional};
+use super::vmm::{self, Virtual};
+use super::{fault, graph::Graphs, interop::Interop, shared::Shared};
 use crate::{
     driver::{DeviceInfo, DriverResult, Fault, FaultKind, gate},
     error::Error,

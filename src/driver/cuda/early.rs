@@ -11,12 +11,8 @@ use std::{ffi::c_void, ptr};
 
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute};
 
-use super::{
-    CudaGpu,
-    library::{Attribute, Config, LaunchEx},
-    module::function,
-    stream::stream,
-};
+use super::library::{Attribute, Config, LaunchEx};
+use super::{CudaGpu, module::function, stream::stream};
 use crate::driver::{LaunchDims, RawFunction, RawStream};
 
 /// The compute capability (10 * major + minor) from which on compiled code contains the waiting instruction.

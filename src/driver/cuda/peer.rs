@@ -9,12 +9,8 @@ use cudarc::driver::sys::{self, CUdevice};
 use once_cell::sync::Lazy;
 use parking_lot::Mutex;
 
-use super::{
-    CudaGpu,
-    context::Context,
-    fault::{self, PEER_ALREADY_ENABLED, SUCCESS},
-    vmm,
-};
+use super::fault::{self, PEER_ALREADY_ENABLED, SUCCESS};
+use super::{CudaGpu, context::Context, vmm};
 use crate::driver::{Driver, DriverResult};
 
 struct Right {

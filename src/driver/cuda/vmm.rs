@@ -9,13 +9,9 @@
 #[cfg(target_os = "linux")]
 mod export;
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    ffi::{c_int, c_void},
-    ops::Range,
-    ptr,
-    sync::Arc,
-};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::{c_int, c_void};
+use std::{ops::Range, ptr, sync::Arc};
 
 use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute as Attribute, CUmemGenericAllocationHandle as Handle};
 use once_cell::sync::Lazy;

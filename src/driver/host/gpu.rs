@@ -1,14 +1,9 @@
 //! [`Driver`] for a software GPU: each call checks its arguments and gives the operation to the machine.
 
+use super::calls::{check_aligned, check_size};
 use super::{
-    Core, Engine, Event, Graph, Home, HostCall, HostKind, Op, Progress, Work,
-    calls::{check_aligned, check_size},
-    fault,
-    machine::Owner,
-    op::HostFunction,
-    pages,
-    sched::Module,
-    stream::State as StreamState,
+    Core, Engine, Event, Graph, Home, HostCall, HostKind, Op, Progress, Work, fault, machine::Owner, op::HostFunction,
+    pages, sched::Module, stream::State as StreamState,
 };
 #[cfg(feature = "blas")]
 use crate::driver::Gemm;

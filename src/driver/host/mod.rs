@@ -65,19 +65,15 @@ mod wait;
 mod watch;
 mod window;
 
-use self::{
-    block::Block,
-    event::{Event, Progress, Record},
-    exec::{Ended, Job},
-    memory::{Home, HostKind, Memory},
-    op::{Engine, Graph, Op, Operand, Work},
-    pages::Pages,
-    sched::{Core, Next},
-    slab::Key,
-    stream::{Stream, Waiter, Who},
-    timing::{HostCall, Time},
-    window::{Shared, Windows, not_mapped},
-};
+use self::event::{Event, Progress, Record};
+use self::exec::{Ended, Job};
+use self::memory::{Home, HostKind, Memory};
+use self::op::{Engine, Graph, Op, Operand, Work};
+use self::sched::{Core, Next};
+use self::stream::{Stream, Waiter, Who};
+use self::timing::{HostCall, Time};
+use self::window::{Shared, Windows, not_mapped};
+use self::{block::Block, pages::Pages, slab::Key};
 
 use super::{Driver, DriverRef, DriverResult, RawStream, fault};
 use crate::error::op_site::OpSite;

@@ -4,25 +4,15 @@
 //! completes it at once if it is only bookkeeping, and parks the stream otherwise (`wait`). `finish` releases the
 //! engine and the byte ranges of the operation and unparks the streams that waited for them.
 
+use super::exec::{Died, Span};
 use super::{
     Ended, Engine, Event, ExecutionOrder, Graph, Home, HostConfig, Job, Key, MachineConfig, Memory, Op, Operand,
-    Progress, Stream, Time, Work,
-    access::Active,
-    event::Stamp,
-    exec::{Died, Span},
-    fault,
-    peer::Rights,
-    slab::Slab,
-    stream::State,
+    Progress, Stream, Time, Work, access::Active, event::Stamp, fault, peer::Rights, slab::Slab, stream::State,
     timing::Clock,
 };
 use crate::driver::{Address, DriverResult, Fault};
-use std::{
-    any::Any,
-    collections::{HashMap, VecDeque},
-    mem,
-    time::Instant,
-};
+use std::collections::{HashMap, VecDeque};
+use std::{any::Any, mem, time::Instant};
 
 pub(super) struct Core {
     pub memory: Memory,

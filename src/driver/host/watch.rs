@@ -6,12 +6,10 @@
 //! afterwards: the memory stays intact, and the report names kernel and argument.
 
 use super::Block;
-use crate::{
-    driver::{HostArg, KernelArg},
-    error::{
-        misuse::{Kind, Operation, Report},
-        op_site::OpSite,
-    },
+use crate::driver::{HostArg, KernelArg};
+use crate::error::{
+    misuse::{Kind, Operation, Report},
+    op_site::OpSite,
 };
 use std::{ops::Range, slice, sync::Arc};
 

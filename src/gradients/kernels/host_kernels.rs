@@ -1,12 +1,8 @@
 //! Host kernels of the gradient kernels, for software GPUs. [`super`] packs their arguments.
 
 use super::segments::{pointer, read, table};
-use crate::{
-    Element, LaunchDims,
-    driver::HostArg,
-    gradients::{element::OnWire, layout::Unit},
-    memory::DeviceCopy,
-};
+use crate::gradients::{element::OnWire, layout::Unit};
+use crate::{Element, LaunchDims, driver::HostArg, memory::DeviceCopy};
 
 /// # Safety
 /// `args` are those of [`pack`](super::pack) for these types, with the memory behind them.

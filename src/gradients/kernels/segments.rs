@@ -3,13 +3,9 @@
 #![allow(missing_docs, reason = "only the crates above see it, through `extend`")]
 
 pub use crate::collective::kernels::{Arguments, value};
-use crate::{
-    Device, LaunchDims, Module,
-    driver::{Address, HostArg, KernelArg, Launch},
-    error::Result,
-    gradients::element::private::Named,
-    memory::{Access, BlockRef, DeviceCopy, DeviceView},
-};
+use crate::driver::{Address, HostArg, KernelArg, Launch};
+use crate::memory::{Access, BlockRef, DeviceCopy, DeviceView};
+use crate::{Device, LaunchDims, Module, error::Result, gradients::element::private::Named};
 use std::ops::Range;
 
 /// Most segments of a launch. Addresses are arguments, not a table in memory: they may change at every step, and a

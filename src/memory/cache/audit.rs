@@ -20,22 +20,15 @@
 mod slots;
 
 use super::Cache;
-use crate::{
-    driver::{Address, host},
-    error::{
-        Result,
-        misuse::{Allocation, Kind, Operation, Report},
-    },
-    memory::{Block, DeviceHandle, StreamCore},
+use crate::driver::{Address, host};
+use crate::error::{
+    Result,
+    misuse::{Allocation, Kind, Operation, Report},
 };
+use crate::memory::{Block, DeviceHandle, StreamCore};
 use slots::Slots;
-use std::{
-    collections::{HashSet, VecDeque},
-    mem,
-    ops::Range,
-    slice,
-    sync::Arc,
-};
+use std::collections::{HashSet, VecDeque};
+use std::{mem, ops::Range, slice, sync::Arc};
 
 /// Smallest red zone behind a buffer.
 pub(super) const RED: usize = 256;

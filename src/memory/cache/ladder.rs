@@ -5,14 +5,12 @@
 //! freed: the owner sees their frees immediately ([`Returns`](crate::sync::Returns)).
 
 use super::{ATTEMPTS, Cache, GRAIN, Request};
-use crate::{
-    driver::{Address, FailPoint, FaultKind},
-    error::{Error, Result, op_site::OpSite},
-    memory::{
-        History, LeakReport, Origin,
-        backing::{ChunkKind, Mapping},
-        block::release_bytes,
-    },
+use crate::driver::{Address, FailPoint, FaultKind};
+use crate::error::{Error, Result, op_site::OpSite};
+use crate::memory::{
+    History, LeakReport, Origin,
+    backing::{ChunkKind, Mapping},
+    block::release_bytes,
 };
 use std::ops::Range;
 

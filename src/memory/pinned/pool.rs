@@ -2,15 +2,13 @@
 //! that is handed out is not used by any operation any more.
 
 use super::{DeviceCopy, PinnedBuffer};
-use crate::{
-    error::{Error, Result, op_site::OpSite},
-    memory::{
-        Access, BlockRef, Cache, DeviceHandle, OnOutOfMemory, ProbeContext, Request,
-        backing::ChunkKind,
-        cache::{ATTEMPTS, Settings, audit},
-        fits_blocks,
-        numa::Nodes,
-    },
+use crate::error::{Error, Result, op_site::OpSite};
+use crate::memory::{
+    Access, BlockRef, Cache, DeviceHandle, OnOutOfMemory, ProbeContext, Request,
+    backing::ChunkKind,
+    cache::{ATTEMPTS, Settings, audit},
+    fits_blocks,
+    numa::Nodes,
 };
 use parking_lot::Mutex;
 use std::{marker::PhantomData, sync::Arc};

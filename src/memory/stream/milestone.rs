@@ -4,14 +4,12 @@
 //! Milestones are best effort: without one, others wait for work that may be over, and deadlines are less patient.
 
 use super::{StreamCore, word::Word};
-use crate::{
-    driver::{
-        RawEvent,
-        host::{self, Standing},
-    },
-    memory::DeviceHandle,
-    sync::{Sequence, load_word},
+use crate::driver::{
+    RawEvent,
+    host::{self, Standing},
 };
+use crate::memory::DeviceHandle;
+use crate::sync::{Sequence, load_word};
 use parking_lot::Mutex;
 use std::{collections::VecDeque, mem};
 

@@ -1,13 +1,7 @@
 //! Helpers that the calls of a checked driver (`checked`) share.
 
-use super::{
-    Kind,
-    checked::Checked,
-    heap::Source,
-    judge::{Operand, refusal},
-    note::Call,
-    shadow::Manner,
-};
+use super::judge::{Operand, refusal};
+use super::{Kind, checked::Checked, heap::Source, note::Call, shadow::Manner};
 use gpu_pool::extend::driver::{Address, DriverResult, FaultKind, RawStream};
 
 pub(super) fn read(address: Address, bytes: usize) -> Operand {

@@ -1,14 +1,10 @@
 //! The checker as a layer: it judges each call of a driver, forwards it, and records it. Invariant: the state is locked
 //! while a submission is forwarded, so it records the submissions in their real order.
 
-use super::{
-    Checker,
-    calls::{is_gone, is_over, read, write},
-    heap::{Found, Source},
-    host::InStream,
-    judge::{Operand, refusal},
-    note::Call,
-};
+use super::calls::{is_gone, is_over, read, write};
+use super::heap::{Found, Source};
+use super::judge::{Operand, refusal};
+use super::{Checker, host::InStream, note::Call};
 use gpu_pool::{
     extend::driver::*,
     extend::lab::{Watch, forward},

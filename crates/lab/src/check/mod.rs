@@ -68,12 +68,10 @@ pub use gpu_pool::{
 pub use host::Token;
 
 use checked::Checked;
-use gpu_pool::{
-    extend::driver::{Address, Driver, DriverRef, RawEvent, RawStream},
-    extend::{
-        OpSite,
-        lab::{self, HappensBefore},
-    },
+use gpu_pool::extend::driver::{Address, Driver, DriverRef, RawEvent, RawStream};
+use gpu_pool::extend::{
+    OpSite,
+    lab::{self, HappensBefore},
 };
 use judge::Operand;
 use parking_lot::Mutex;

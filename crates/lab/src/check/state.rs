@@ -3,15 +3,10 @@
 //! Everything is judged at submission: the record that an event wait refers to was made before the wait. The exception
 //! is a wait for a flag that is raised later: see [`FlagWait`] and `deferred`.
 
-use super::{
-    clock::{Clock, Component, FlagWait},
-    deferred::Deferred,
-    flags::Flags,
-    heap::{Chunk, Heap, Source},
-    ranges::Ranges,
-    replay::Noted,
-    shadow::{Segment, Shadow},
-};
+use super::clock::{Clock, Component, FlagWait};
+use super::heap::{Chunk, Heap, Source};
+use super::shadow::{Segment, Shadow};
+use super::{deferred::Deferred, flags::Flags, ranges::Ranges, replay::Noted};
 use gpu_pool::{extend::driver::Address, extend::lab::unique_id};
 use std::{
     collections::{HashMap, HashSet},

@@ -1,12 +1,8 @@
 //! Helpers that the calls of a driver with faults (`device`) share.
 
-use super::{
-    common::{Common, fault},
-    device::Faulty,
-    lie::Liar,
-    plan::{FaultOp, FaultPlan, Injected, Release, Verdict},
-    stuck::Stuck,
-};
+use super::common::{Common, fault};
+use super::plan::{FaultOp, FaultPlan, Injected, Release, Verdict};
+use super::{device::Faulty, lie::Liar, stuck::Stuck};
 use gpu_pool::extend::driver::{Address, Driver, DriverRef, DriverResult, FaultKind, KernelArg, Launch, RawStream};
 use parking_lot::Mutex;
 use smallvec::SmallVec;

@@ -60,16 +60,11 @@ mod show;
 pub use hosts::{HostModel, Nic};
 pub use model::{CopyEngines, DeviceModel, HostCosts, KernelCost, Link, Path, Use};
 
-use gpu_pool::{
-    Error, Result,
-    error::Site,
-    extend::driver::host::HostConfig,
-    extend::{
-        ErrorInternals,
-        lab::{Clock, Machine},
-    },
-    fail_if, setters,
+use gpu_pool::extend::{
+    ErrorInternals,
+    lab::{Clock, Machine},
 };
+use gpu_pool::{Error, Result, error::Site, extend::driver::host::HostConfig, fail_if, setters};
 #[cfg(feature = "topology-files")]
 use serde::{Deserialize, Serialize};
 use std::{

@@ -10,15 +10,9 @@ use super::{DataParallel, Model, replica_of};
 use crate::runtime::{Call, ErrorInternals, ExchangeInternals, GroupInternals, OpSite, Origin, PerDeviceInternals};
 use crate::{Parameter, checkpoint::Checkpoint, optim::KINDS};
 use gpu_pool::{Device, Error, Result, error::Site};
-use std::{
-    hash::{DefaultHasher, Hasher},
-    ops::Range,
-    panic::{AssertUnwindSafe, Location, catch_unwind},
-    path::Path,
-    sync::OnceLock,
-    thread,
-    time::Duration,
-};
+use std::hash::{DefaultHasher, Hasher};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
+use std::{ops::Range, path::Path, sync::OnceLock, thread, time::Duration};
 
 /// Notes: the number of steps, and of tensors that are the model's.
 const STEPS: &str = "gpu_pool.steps";
