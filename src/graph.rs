@@ -213,20 +213,15 @@ impl Open {
         }
         dev.check()?;
         let Some(recording) = self.0.take() else { return Err(Error::invalid("capture", "it has ended")) };
-        let handle = &dev.worker.handle;
-        let parts = recording.end(handle)?.into_iter().map(Part::new).collect();
+        let handle = dev.worker.handle.clone();
+        let parts = recording.end(&handle)?.into_iter().map(Part::new).collect();
         let gathering = recording.members().map(|members| Gathering {
             members: members.into(),
             gang: RefCell::new(dev.session.gang.clone()),
             failures: dev.worker.failures.borrow().len(),
         });
-        Ok(Graph {
-            parts,
-            gathering,
-            operations: recording.operations(),
-            handle: handle.clone(),
-            worker: Rc::downgrade(&dev.worker),
-        })
+        let (operations, worker) = (recording.operations(), Rc::downgrade(&dev.worker));
+        Ok(Graph { parts, gathering, operations, handle, worker })
     }
 }
 

@@ -33,15 +33,9 @@ impl Builder {
         WARNED.call_once(warn_of_unknown);
         // The process's log reads it, since there are events before any pool.
         variable("GPU_POOL_LOG", log::EXPECTED, log::parse)?;
-        if self.backend.is_none() {
-            self.backend = variable("GPU_POOL_BACKEND", "cuda, host or host:8", parsed)?;
-        }
-        if self.devices.is_none() {
-            self.devices = variable("GPU_POOL_DEVICES", "ordinals like 0,1", parse_devices)?;
-        }
-        if self.sharing.is_none() {
-            self.sharing = variable("GPU_POOL_SHARE", "a number from 1 to 16", share::parse)?;
-        }
+        unless_set(&mut self.backend, "GPU_POOL_BACKEND", "cuda, host or host:8", parsed)?;
+        unless_set(&mut self.devices, "GPU_POOL_DEVICES", "ordinals like 0,1", parse_devices)?;
+        unless_set(&mut self.sharing, "GPU_POOL_SHARE", "a number from 1 to 16", share::parse)?;
         if self.observer.is_none() {
             refuse_lab("GPU_POOL_CHECK", "off")?;
             refuse_lab("GPU_POOL_FAULTS", "")?;
@@ -49,32 +43,18 @@ impl Builder {
         if self.schedule.is_none() && self.machine.topology.is_none() {
             self.schedule = seed()?.map(ExecutionOrder::Seeded);
         }
-        if self.backing.is_none() {
-            self.backing = variable("GPU_POOL_MEMORY", "auto, vmm or malloc", parsed)?;
-        }
-        if self.memory.record.is_none() {
-            self.memory.record = variable("GPU_POOL_RECORD_MEMORY", "1 or 0", parse_switch)?;
-        }
-        if self.algorithm.is_none() {
-            let names = "auto, direct, inbox, exchange, copies, staged, host or ring";
-            self.algorithm = variable("GPU_POOL_ALGORITHM", names, parsed)?;
-        }
-        if self.register_buckets.is_none() {
-            self.register_buckets = variable("GPU_POOL_NCCL_REGISTER", "1 or 0", parse_switch)?;
-        }
+        unless_set(&mut self.backing, "GPU_POOL_MEMORY", "auto, vmm or malloc", parsed)?;
+        unless_set(&mut self.memory.record, "GPU_POOL_RECORD_MEMORY", "1 or 0", parse_switch)?;
+        let names = "auto, direct, inbox, exchange, copies, staged, host or ring";
+        unless_set(&mut self.algorithm, "GPU_POOL_ALGORITHM", names, parsed)?;
+        unless_set(&mut self.register_buckets, "GPU_POOL_NCCL_REGISTER", "1 or 0", parse_switch)?;
         if self.trace.is_none() {
             self.trace = variables::os("GPU_POOL_TRACE").filter(|path| !path.is_empty()).map(Into::into);
         }
-        if self.flight_record.is_none() {
-            self.flight_record = variable("GPU_POOL_FLIGHT_RECORD", "a path", parsed)?;
-        }
-        if self.flight_record_on_signal.is_none() {
-            self.flight_record_on_signal = variable("GPU_POOL_FLIGHT_RECORD_SIGNAL", "1 or 0", parse_switch)?;
-        }
-        if self.timeout.is_none() {
-            self.timeout = variable("GPU_POOL_TIMEOUT", "a time above zero like 500ms, 30s or 10m", parse_duration)?;
-        }
-        Ok(())
+        unless_set(&mut self.flight_record, "GPU_POOL_FLIGHT_RECORD", "a path", parsed)?;
+        unless_set(&mut self.flight_record_on_signal, "GPU_POOL_FLIGHT_RECORD_SIGNAL", "1 or 0", parse_switch)?;
+        let time = "a time above zero like 500ms, 30s or 10m";
+        unless_set(&mut self.timeout, "GPU_POOL_TIMEOUT", time, parse_duration)
     }
 }
 
@@ -147,6 +127,20 @@ fn text(name: &'static str, site: Site) -> Result<Option<String>> {
         Ok(text) => Ok(text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())),
         Err(not) => Err(Error::invalid_at(site, name, not)),
     }
+}
+
+/// Reads a setting that the program has not made.
+#[track_caller]
+fn unless_set<T>(
+    setting: &mut Option<T>,
+    name: &'static str,
+    expected: &str,
+    parse: impl Fn(&str) -> Option<T>,
+) -> Result<()> {
+    if setting.is_none() {
+        *setting = variable(name, expected, parse)?;
+    }
+    Ok(())
 }
 
 #[track_caller]

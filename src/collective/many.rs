@@ -99,16 +99,11 @@ impl Group<'_> {
 
     /// Copies the buffers to the packed buffer, one behind the other, or back.
     #[track_caller]
-    fn copy_all<T: Element>(
-        &self,
-        xs: &[DeviceViewMut<'_, T>],
-        wire: &DeviceViewMut<'_, T>,
-        there: bool,
-    ) -> Result<()> {
+    fn copy_all<T: Element>(&self, xs: &[DeviceViewMut<'_, T>], wire: &DeviceViewMut<'_, T>, pack: bool) -> Result<()> {
         let dev = self.dev;
-        let of_buffers = if there { Access::Read } else { Access::Write };
+        let of_buffers = if pack { Access::Read } else { Access::Write };
         let mut access = dev.op_in_graph(NAME)?;
-        match there {
+        match pack {
             true => access.scratch(wire.block, wire.bytes())?,
             false => access.touch(wire.block, wire.bytes(), Access::Read, false)?,
         }
@@ -118,7 +113,7 @@ impl Group<'_> {
             access.touch(x.block, x.bytes(), of_buffers, false)?;
             let bytes = x.bytes().len();
             let (own, packed) = (Part { address: x.address(), bytes }, Part { address: next, bytes });
-            pairs.push(if there { (own, packed) } else { (packed, own) });
+            pairs.push(if pack { (own, packed) } else { (packed, own) });
             next += bytes as u64;
         }
         access.reserve()?;

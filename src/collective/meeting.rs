@@ -67,21 +67,10 @@ impl<'g> Meeting<'g> {
         self.dev.worker.shared.signals.get().map(|pad| &**pad)
     }
 
-    pub(super) fn mismatch(
-        &self,
-        what: &'static str,
-        (a, first): (usize, &Call),
-        (b, second): (usize, &Call),
-    ) -> Error {
-        Error::Mismatch {
-            what,
-            a: self.ordinals()[a],
-            a_call: first.to_string(),
-            a_site: first.site,
-            b: self.ordinals()[b],
-            b_call: second.to_string(),
-            b_site: second.site,
-        }
+    pub(super) fn mismatch(&self, what: &'static str, (a, one): (usize, &Call), (b, other): (usize, &Call)) -> Error {
+        let [a, b] = [a, b].map(|member| self.ordinals()[member]);
+        let ([a_call, b_call], a_site, b_site) = ([one, other].map(Call::to_string), one.site, other.site);
+        Error::Mismatch { what, a, a_call, a_site, b, b_call, b_site }
     }
 }
 

@@ -90,13 +90,9 @@ pub(crate) fn all_reduce<T: Element>(origin: Origin, x: DeviceViewMut<'_, T>, op
     between(call, Some(op), Shape::AllReduce { len }, None, Some(x))
 }
 
-pub(super) fn sum<T: Element>(
-    call: Call,
-    source: Option<DeviceView<'_, T>>,
-    destination: DeviceViewMut<'_, T>,
-) -> Request {
-    let shape = Shape::AllReduce { len: destination.len() };
-    Request { rank_order: true, ..between(call, Some(ReduceOp::Sum), shape, source, Some(destination)) }
+pub(super) fn sum<T: Element>(call: Call, src: Option<DeviceView<'_, T>>, dst: DeviceViewMut<'_, T>) -> Request {
+    let shape = Shape::AllReduce { len: dst.len() };
+    Request { rank_order: true, ..between(call, Some(ReduceOp::Sum), shape, src, Some(dst)) }
 }
 
 impl Group<'_> {

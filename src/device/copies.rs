@@ -141,17 +141,9 @@ impl Device {
         {
             return Err(recording.refuse(op.site, "copy", &format!("one with device {other} has to be staged")));
         }
-        op.submit_by(|| {
-            peer::copy(
-                &self.worker,
-                &self.stream,
-                dst.address(),
-                to.unwrap_or(self.index()),
-                src.address(),
-                from.unwrap_or(self.index()),
-                src.bytes().len(),
-            )
-        })
+        let (to, from) = (to.unwrap_or(self.index()), from.unwrap_or(self.index()));
+        let (dst, src, bytes) = (dst.address(), src.address(), src.bytes().len());
+        op.submit_by(|| peer::copy(&self.worker, &self.stream, dst, to, src, from, bytes))
     }
 }
 

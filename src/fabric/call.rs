@@ -132,18 +132,8 @@ impl Call {
 
     /// A call that was made at `site`: also a peer's.
     pub fn at(op: &'static str, site: Site) -> Self {
-        Call {
-            origin: Origin::default(),
-            op,
-            dtype: None,
-            count: 0,
-            reduce: None,
-            root: None,
-            counts: None,
-            norm: ThenNorm::default(),
-            of: None,
-            site,
-        }
+        let (origin, norm) = (Origin::default(), ThenNorm::default());
+        Call { origin, op, dtype: None, count: 0, reduce: None, root: None, counts: None, norm, of: None, site }
     }
 
     pub fn of_type<T: 'static>(self) -> Self {

@@ -85,13 +85,9 @@ pub(crate) struct PadLayout {
 impl PadLayout {
     /// In the devices' memory, for a pool whose devices can access each other's memory.
     pub(crate) const fn direct(devices: usize) -> PadLayout {
-        let each = eager_bytes(devices);
-        PadLayout {
-            packets: packets(devices, LL_BYTES),
-            slot: each - each % (16 << 10),
-            inbox: inbox_bytes(devices),
-            inbox_slot: inbox_slot(devices),
-        }
+        let (each, packets) = (eager_bytes(devices), packets(devices, LL_BYTES));
+        let (inbox, inbox_slot) = (inbox_bytes(devices), inbox_slot(devices));
+        PadLayout { packets, slot: each - each % (16 << 10), inbox, inbox_slot }
     }
 
     /// In the host's memory: packets only.

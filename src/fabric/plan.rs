@@ -56,41 +56,18 @@ impl Counts {
 }
 
 /// A collective and its sizes. `in_place`: source and destination are one buffer, with room for all members' parts.
+/// `send[a]`: the elements that `a` sends to each member. `receive[b]`: those that `b` receives from each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "names say it")]
 pub enum Shape {
-    AllReduce {
-        len: usize,
-    },
-    Reduce {
-        len: usize,
-        root: usize,
-    },
-    ReduceScatter {
-        counts: Counts,
-        in_place: bool,
-    },
-    AllGather {
-        counts: Counts,
-        in_place: bool,
-    },
-    Broadcast {
-        len: usize,
-        root: usize,
-    },
-    Gather {
-        counts: Counts,
-        root: usize,
-    },
-    Scatter {
-        counts: Counts,
-        root: usize,
-    },
-    /// `send[a]`: the elements that `a` sends to each member. `receive[b]`: those that `b` receives from each.
-    AllToAll {
-        send: Vec<Counts>,
-        receive: Vec<Counts>,
-    },
+    AllReduce { len: usize },
+    Reduce { len: usize, root: usize },
+    ReduceScatter { counts: Counts, in_place: bool },
+    AllGather { counts: Counts, in_place: bool },
+    Broadcast { len: usize, root: usize },
+    Gather { counts: Counts, root: usize },
+    Scatter { counts: Counts, root: usize },
+    AllToAll { send: Vec<Counts>, receive: Vec<Counts> },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,14 +91,10 @@ pub(crate) struct Pair {
     pub(crate) len: usize,
 }
 
+/// The sources of `Combine` are in rank order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// Sources are in rank order.
-    Combine {
-        len: usize,
-        sources: SmallVec<[Place; 8]>,
-        destinations: SmallVec<[Place; 8]>,
-    },
+    Combine { len: usize, sources: SmallVec<[Place; 8]>, destinations: SmallVec<[Place; 8]> },
     Pairs(SmallVec<[Pair; 8]>),
 }
 

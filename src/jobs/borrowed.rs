@@ -91,13 +91,8 @@ impl Jobs {
     #[track_caller]
     pub fn scope<'env, R>(&self, f: impl for<'scope> FnOnce(&'scope JobScope<'scope, 'env>) -> R) -> Result<R> {
         fail_if!(on_device_thread(), Error::NestedScope { op: "scope", site: Location::caller() });
-        let scope = JobScope {
-            core: self.core.clone(),
-            waker: shim::Arc::new(EventCount::new()),
-            given: Mutex::default(),
-            scope: PhantomData,
-            env: PhantomData,
-        };
+        let (core, waker) = (self.core.clone(), shim::Arc::new(EventCount::new()));
+        let scope = JobScope { core, waker, given: Mutex::default(), scope: PhantomData, env: PhantomData };
         let joined = Joined(&scope.core, &scope.given);
         let result = f(&scope);
         drop(joined);

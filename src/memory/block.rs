@@ -267,12 +267,8 @@ pub(crate) struct Owner {
 
 impl Owner {
     pub(super) fn new(handle: &DeviceHandle, owned: bool, devices: usize) -> Arc<Self> {
-        Arc::new(Owner {
-            pool: handle.pool,
-            device: owned.then_some(handle.device),
-            returns: Returns::new(1 + devices),
-            mirror: Mirror::default(),
-        })
+        let (device, returns) = (owned.then_some(handle.device), Returns::new(1 + devices));
+        Arc::new(Owner { pool: handle.pool, device, returns, mirror: Mirror::default() })
     }
 }
 

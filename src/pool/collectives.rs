@@ -136,12 +136,6 @@ fn explain(shared: &Shared, members: &[usize], (dtype, op): (DType, ReduceOp), s
     let group = (n, shared.are_direct(members));
     let case = Case::new((Machine::of(shared), &shared.limits), group, (dtype, op), Some(shape), false);
     let (algorithm, reason) = choose(&case);
-    Explanation {
-        algorithm: algorithm.group(&case),
-        meets: algorithm.waits_by(),
-        reason,
-        blocks: algorithm.blocks(&case),
-        limits: in_words::sizes(n),
-        rails: None,
-    }
+    let (meets, blocks, limits) = (algorithm.waits_by(), algorithm.blocks(&case), in_words::sizes(n));
+    Explanation { algorithm: algorithm.group(&case), meets, reason, blocks, limits, rails: None }
 }

@@ -92,19 +92,8 @@ impl Device {
         let entry = self.worker.calls.begin(Kind::Call, own, site, self.stream.id);
         let _here = OpSite { op: name, site }.enter();
         let (begun, _range) = (self.worker.handle.lane.start(), nvtx::range(name));
-        Ok(Op {
-            dev: self,
-            name,
-            site,
-            touched: SmallVec::new(),
-            reserved: 0,
-            entry,
-            bytes: 0,
-            begun,
-            route: None,
-            _range,
-            _here,
-        })
+        let (dev, touched) = (self, SmallVec::new());
+        Ok(Op { dev, name, site, touched, reserved: 0, entry, bytes: 0, begun, route: None, _range, _here })
     }
 
     #[track_caller]

@@ -197,9 +197,8 @@ fn shown(matrix: &Matrix) -> String {
 fn machine(matrix: &Matrix) -> Topology {
     // A model has no rate of zero.
     let path = |measured: &Measured| Path::new(measured.us.max(0.0), measured.gbps.max(1e-3));
-    let names = matrix.devices.iter().map(|device| &*device.name);
-    let name =
-        format!("{} x {}, measured by gpu-pool topo", matrix.devices.len(), names.clone().next().unwrap_or_default());
+    let first = matrix.devices.first().map_or("", |device| &device.name);
+    let name = format!("{} x {first}, measured by gpu-pool topo", matrix.devices.len());
     let machine = matrix.devices.iter().fold(Topology::new(name), |machine, device| {
         machine.device(DeviceModel {
             name: device.name.clone(),

@@ -204,12 +204,8 @@ impl<T: Parameter> ShardedOptimizer<T> {
     #[track_caller]
     pub fn state(&self, dev: &Device) -> Result<ShardedState> {
         let _here = OpSite::here("state");
-        Ok(ShardedState {
-            steps: self.steps,
-            first: self.own.kept(dev, 0)?,
-            second: self.own.kept(dev, 1)?,
-            master: self.own.kept(dev, 2)?,
-        })
+        let kept = |which| self.own.kept(dev, which);
+        Ok(ShardedState { steps: self.steps, first: kept(0)?, second: kept(1)?, master: kept(2)? })
     }
 
     /// Goes on from a state, also of another number of devices, and after a failure. All devices of the group call it

@@ -189,14 +189,10 @@ pub(crate) fn update<T: Parameter>(
     Ok(())
 }
 
-/// Copies the parameters that were gathered in `memory` to the segments' memory.
-pub(crate) fn bring_back<T: Parameter>(
-    dev: &Device,
-    memory: &DeviceView<'_, T>,
-    segments: &[Segment<'_, T>],
-) -> Result<()> {
-    for some in segments.chunks(SEGMENTS) {
-        unpack::<T, T>(dev, memory, span(some), some, None)?;
+/// Copies the parameters that were gathered in `from` to the segments' memory.
+pub(crate) fn bring_back<T: Parameter>(dev: &Device, from: &DeviceView<'_, T>, to: &[Segment<'_, T>]) -> Result<()> {
+    for some in to.chunks(SEGMENTS) {
+        unpack::<T, T>(dev, from, span(some), some, None)?;
     }
     Ok(())
 }

@@ -229,12 +229,8 @@ impl Exchange<'_> {
         let own = slice.destinations.iter().find(|to| to.member == me).map(|to| self.remote(to, range.start));
         // If the owner itself does not want the result, the result replaces the first sender's part in the slot.
         let result = own.unwrap_or_else(|| slot(0));
-        let combination = Combination {
-            len: range.len() / request.dtype.size(),
-            sources: &sources,
-            destinations: &[result],
-            factors: &self.member.factors(self.matched),
-        };
+        let (len, factors) = (range.len() / request.dtype.size(), &self.member.factors(self.matched));
+        let combination = Combination { len, sources: &sources, destinations: &[result], factors };
         combination.submit(member, (request.dtype, request.reduce), launch::blocks(range.len()))?;
         member.stream.submit();
         let summed = member.record()?;

@@ -185,26 +185,17 @@ impl<'g> Pieces<'g> {
 
     fn fold(&self, j: usize) -> Result<()> {
         let Some(fold) = &self.plan.fold else { return Ok(()) };
-        let (me, name, dtype) = (self.member.rank, self.member.request.call.op, self.member.request.dtype);
+        let (me, count, request) = (self.member.rank, self.member.count(), self.member.request);
         let bytes = self.own(Side::Source, fold.source, fold.len, j).1;
-        let sources: SmallVec<[*mut u8; 8]> = (0..self.member.count()).map(|member| self.lane(member, me, j)).collect();
+        let sources: SmallVec<[*mut u8; 8]> = (0..count).map(|member| self.lane(member, me, j)).collect();
         for (member, lane) in sources.iter().enumerate() {
-            self.member.handle.host_access(name, lane.addr() as u64, bytes, member == me)?;
+            self.member.handle.host_access(request.call.op, lane.addr() as u64, bytes, member == me)?;
         }
+        let (dtype, op, n) = (request.dtype, request.reduce, bytes / request.dtype.size());
         // SAFETY: page-locked memory that the members' notices keep alive, in lanes of whole grains. Only this member
         // folds these lanes. Their owners' copies into them are over: each owner has waited for its own copy before it
         // told its peers. No member copies out of them before this member has told that it has folded.
-        unsafe {
-            kernels::fold_on_host(
-                dtype,
-                self.member.request.reduce,
-                bytes / dtype.size(),
-                &sources,
-                &sources[me..=me],
-                &self.factors,
-                self.member.count(),
-            )
-        };
+        unsafe { kernels::fold_on_host(dtype, op, n, &sources, &sources[me..=me], &self.factors, count) };
         Ok(())
     }
 

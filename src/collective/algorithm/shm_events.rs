@@ -136,12 +136,8 @@ impl<'g> Steps<'g> {
         let to = fold.destination.map(|start| self.own(Side::Destination, start, fold.len, j).0);
         let result = fold.result.then(|| self.lane(me, me));
         let destinations: SmallVec<[RemotePtr; 2]> = to.into_iter().chain(result).map(remote).collect();
-        let combination = Combination {
-            len: bytes / request.dtype.size(),
-            sources: &sources,
-            destinations: &destinations,
-            factors: &self.factors,
-        };
+        let (len, sources, destinations) = (bytes / request.dtype.size(), &sources[..], &destinations[..]);
+        let combination = Combination { len, sources, destinations, factors: &self.factors };
         combination.submit(self.member, (request.dtype, request.reduce), launch::blocks(bytes))
     }
 }

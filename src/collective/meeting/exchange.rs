@@ -194,15 +194,8 @@ pub(in super::super) fn absent(dev: &Device, call: &Call, rank: usize) -> Error 
         Some(op) => format!("nothing more (its closure had ended) after {op}"),
         None => "nothing (its closure had ended) in the scope that was started".to_owned(),
     };
-    Error::Mismatch {
-        what: "participation",
-        a: dev.index(),
-        a_call: call.to_string(),
-        a_site: call.site,
-        b: gang.device(rank),
-        b_call,
-        b_site,
-    }
+    let (a, a_call, a_site, b) = (dev.index(), call.to_string(), call.site, gang.device(rank));
+    Error::Mismatch { what: "participation", a, a_call, a_site, b, b_call, b_site }
 }
 
 /// Notes a call of these members, for reports. Its record ends with the result, unless the call's operation has one.

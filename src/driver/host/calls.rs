@@ -54,15 +54,8 @@ impl HostGpu {
         }
     }
 
-    pub(super) fn copy(
-        &self,
-        dst: Address,
-        src: Address,
-        bytes: usize,
-        stream: RawStream,
-        engine: Engine,
-    ) -> DriverResult {
-        self.submit(stream, engine, Work::Copy { dst, src, bytes })
+    pub(super) fn copy(&self, dst: Address, src: Address, bytes: usize, s: RawStream, engine: Engine) -> DriverResult {
+        self.submit(s, engine, Work::Copy { dst, src, bytes })
     }
 
     /// Refuses a word without memory behind it: streams read such words, also in a dry machine.

@@ -2,6 +2,8 @@
 
 use super::{Block, Pages, fault, pages::GRANULARITY};
 use crate::driver::{Address, DriverResult, Fault};
+#[cfg(all(target_os = "linux", not(miri)))]
+use std::os::fd::BorrowedFd;
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 pub(super) struct Windows {
@@ -112,13 +114,7 @@ impl Windows {
     }
 
     #[cfg(all(target_os = "linux", not(miri)))]
-    pub fn share(
-        &mut self,
-        address: Address,
-        bytes: usize,
-        memory: std::os::fd::BorrowedFd<'_>,
-        how: Shared,
-    ) -> DriverResult {
+    pub fn share(&mut self, address: Address, bytes: usize, memory: BorrowedFd<'_>, how: Shared) -> DriverResult {
         let (start, window) = self.around(address, bytes)?;
         let Some(pages) = window.block.pages() else {
             return Err(fault::unsupported("a dry machine has no memory to share"));

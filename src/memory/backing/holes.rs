@@ -43,33 +43,23 @@ impl Hole {
     /// memory beside the hole is counted, so it must not move.
     fn fill_with(&self, bytes: u64, from: &[Unit]) -> Option<(u64, Vec<Unit>)> {
         let Range { start, end } = self.range;
-        let missing = bytes.saturating_sub(self.before);
-        let mut sum = 0;
-        let mut chosen = Vec::new();
-        for unit in from.iter().filter(|unit| unit.end <= start - self.before || unit.start >= end) {
-            if sum >= missing {
-                break;
+        // Units of `missing` bytes in all, from outside of the range that begins with the free memory before the hole.
+        let choose = |missing: u64, end: Address| {
+            let (mut sum, mut chosen) = (0, Vec::new());
+            for unit in from.iter().filter(|unit| unit.end <= start - self.before || unit.start >= end) {
+                let len = unit.end - unit.start;
+                if sum < missing && sum + len <= self.len() {
+                    sum += len;
+                    chosen.push(unit.clone());
+                }
             }
-            if sum + (unit.end - unit.start) <= self.len() {
-                sum += unit.end - unit.start;
-                chosen.push(unit.clone());
-            }
-        }
-        if sum >= missing {
-            return Some((sum, chosen));
-        }
-        // The whole hole, between the free memory on both sides.
-        if self.before + self.len() + self.after < bytes {
-            return None;
-        }
-        (sum, chosen) = (0, Vec::new());
-        for unit in from.iter().filter(|unit| unit.end <= start - self.before || unit.start >= end + self.after) {
-            if sum + (unit.end - unit.start) <= self.len() {
-                sum += unit.end - unit.start;
-                chosen.push(unit.clone());
-            }
-        }
-        (sum == self.len()).then_some((sum, chosen))
+            (sum >= missing).then_some((sum, chosen))
+        };
+        choose(bytes.saturating_sub(self.before), end).or_else(|| {
+            // The whole hole, between the free memory on both sides.
+            let enough = self.before + self.len() + self.after >= bytes;
+            choose(self.len(), end + self.after).filter(|_| enough)
+        })
     }
 }
 

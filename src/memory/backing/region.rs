@@ -60,29 +60,17 @@ impl Region {
     }
 
     /// A region of one unit that other code has allocated, and frees when `keep` is dropped.
-    pub(crate) fn adopted(
-        handle: &Arc<DeviceHandle>,
-        address: Address,
-        bytes: u64,
-        keep: impl Send + 'static,
-    ) -> Arc<Self> {
+    pub(crate) fn adopted(handle: &Arc<DeviceHandle>, at: Address, bytes: u64, keep: impl Send + 'static) -> Arc<Self> {
         let mut region = Self::new(handle, ChunkKind::Device, None);
         region.adopted = true;
-        region.add(address, bytes);
+        region.add(at, bytes);
         region.attach(Contained::new(Mutex::new(keep)));
         Arc::new(region)
     }
 
     fn new(handle: &Arc<DeviceHandle>, kind: ChunkKind, window: Option<Range<Address>>) -> Self {
-        Region {
-            handle: handle.clone(),
-            kind,
-            adopted: false,
-            window,
-            units: Mutex::default(),
-            known: Mutex::default(),
-            attached: OnceCell::new(),
-        }
+        let (handle, units, known) = (handle.clone(), Mutex::default(), Mutex::default());
+        Region { handle, kind, adopted: false, window, units, known, attached: OnceCell::new() }
     }
 
     /// Attaches a value that is dropped when the memory has been given back. Once.

@@ -81,12 +81,7 @@ impl Audit {
     }
 }
 
-fn look(
-    handle: &DeviceHandle,
-    zone: &[u8],
-    requested: usize,
-    of: impl FnOnce() -> Option<Allocation>,
-) -> Option<Arc<Report>> {
+fn look(device: usize, zone: &[u8], requested: usize, of: impl FnOnce() -> Option<Allocation>) -> Option<Arc<Report>> {
     let first = zone.iter().position(|byte| *byte != ZONE)?;
     let last = zone.iter().rposition(|byte| *byte != ZONE).unwrap_or(first);
     let count = zone.iter().filter(|byte| **byte != ZONE).count();
@@ -97,16 +92,10 @@ fn look(
          end{far}: while the buffer was live, a kernel or a raw copy wrote past the end of it, or before the start of \
          the buffer behind it"
     );
-    let now = Operation {
-        op: "audit",
-        detail: String::new(),
-        site: None,
-        device: Some(handle.device),
-        stream: None,
-        write: true,
-    };
+    let (op, detail) = ("audit", String::new());
+    let now = Operation { op, detail, site: None, device: Some(device), stream: None, write: true };
     let report = Report { kind: Kind::OutOfBounds, now, before: None, bytes, allocation: of(), missing };
-    event!(error, "red_zone_damaged", device = handle.device, "{report}");
+    event!(error, "red_zone_damaged", device, "{report}");
     Some(Arc::new(report))
 }
 
@@ -219,7 +208,7 @@ pub(crate) fn look_here(block: &Block) -> Option<Arc<Report>> {
     // SAFETY: the block was freed, so only the caller has its bytes, and all operations on it are over. The driver has
     // zeroed page-locked memory, so every byte has a value.
     let behind = unsafe { slice::from_raw_parts(at.add(zone.start), zone.len()) };
-    let found = look(handle, behind, block.requested, || buffer(handle, block.address));
+    let found = look(handle.device, behind, block.requested, || buffer(handle, block.address));
     // SAFETY: as above.
     unsafe { at.write_bytes(POISON, block.requested) };
     found

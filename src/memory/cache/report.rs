@@ -160,15 +160,8 @@ impl OutOfMemoryReport {
             Some(limit) => (limit.saturating_sub(self.reserved), limit),
             None => (self.driver_free, self.driver_total),
         };
-        Error::OutOfMemory {
-            device: self.device,
-            op: self.op,
-            requested: self.requested,
-            in_use: self.in_use,
-            free,
-            capacity,
-            report: Arc::new(self),
-        }
+        let OutOfMemoryReport { device, op, requested, in_use, .. } = self;
+        Error::OutOfMemory { device, op, requested, in_use, free, capacity, report: Arc::new(self) }
     }
 }
 

@@ -70,30 +70,30 @@ impl Small {
 
     /// Takes a block of another stream that `stream` need not wait for.
     pub fn pop_free(&mut self, class: usize, stream: Option<&StreamCore>) -> Option<Box<Block>> {
-        for list in &mut self.classes[class].lists {
-            // The uses of one stream complete in order; the uses of several do not (pytorch#71616).
-            let looks = if list.tenants == Tenants::Many { LOOKS } else { 1 };
-            let is_free = |block: &mut Box<Block>| block.hazards.history().is_free_for(stream);
-            if let Some(at) = list.blocks.iter_mut().take(looks).position(is_free) {
-                let block = list.blocks.remove(at).expect("just found");
-                Self::wake(&mut self.live, &mut self.empty, &block);
-                return Some(block);
-            }
-        }
-        None
+        // The uses of one stream complete in order; the uses of several do not (pytorch#71616).
+        let looks = |tenants| if tenants == Tenants::Many { LOOKS } else { 1 };
+        self.take_first(class, looks, |past| past.is_free_for(stream))
     }
 
     /// Takes any block that no lost peer uses. The stream will wait for its last users.
     pub fn steal(&mut self, class: usize, own: usize) -> Option<Box<Block>> {
-        for list in &mut self.classes[class].lists {
-            let usable = |block: &mut Box<Block>| !block.hazards.history().names_lost_peer(own);
-            if let Some(at) = list.blocks.iter_mut().position(usable) {
-                let block = list.blocks.remove(at).expect("just found");
-                Self::wake(&mut self.live, &mut self.empty, &block);
-                return Some(block);
-            }
-        }
-        None
+        self.take_first(class, |_| usize::MAX, |past| !past.names_lost_peer(own))
+    }
+
+    /// The first block whose past fits, among the first `looks` of each list.
+    fn take_first(
+        &mut self,
+        class: usize,
+        looks: impl Fn(Tenants) -> usize,
+        fits: impl Fn(&mut History) -> bool,
+    ) -> Option<Box<Block>> {
+        let block = self.classes[class].lists.iter_mut().find_map(|list| {
+            let mut first = list.blocks.iter_mut().take(looks(list.tenants));
+            let at = first.position(|block| fits(block.hazards.history()))?;
+            list.blocks.remove(at)
+        })?;
+        Self::wake(&mut self.live, &mut self.empty, &block);
+        Some(block)
     }
 
     pub fn next_slab(&self, class: usize) -> usize {

@@ -92,11 +92,9 @@ impl<P: Payload> Heap<P> {
 
     pub(crate) fn free_ranges(&self) -> impl Iterator<Item = FreeRange<'_, P>> {
         let free = self.nodes.iter().zip(&self.payloads).filter(|(node, _)| node.is_free());
-        free.map(|(node, payload)| FreeRange {
-            region: node.region,
-            address: node.address,
-            bytes: node.bytes(),
-            payload,
+        free.map(|(node, payload)| {
+            let (region, address) = (node.region, node.address);
+            FreeRange { region, address, bytes: node.bytes(), payload }
         })
     }
 

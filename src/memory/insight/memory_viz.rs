@@ -131,13 +131,8 @@ impl Segment {
         if block.state != BlockState::Free {
             self.active_size += size;
         }
-        self.blocks.push(Block {
-            address: shown(block.address),
-            size,
-            requested_size,
-            state,
-            frames: frames(&block.site),
-        });
+        let (address, frames) = (shown(block.address), frames(&block.site));
+        self.blocks.push(Block { address, size, requested_size, state, frames });
     }
 }
 

@@ -66,13 +66,8 @@ impl PinnedPool {
     }
 
     #[track_caller]
-    pub(crate) fn buffer<T: DeviceCopy>(
-        &self,
-        op: &'static str,
-        len: usize,
-        near: Locality,
-    ) -> Result<PinnedBuffer<T>> {
-        let mut buffer = self.reused(op, len, near)?;
+    pub(crate) fn buffer<T: DeviceCopy>(&self, op: &'static str, len: usize, at: Locality) -> Result<PinnedBuffer<T>> {
+        let mut buffer = self.reused(op, len, at)?;
         // A reused block holds old bytes. They are values of any Pod type, but no reader expects them.
         buffer.as_mut_slice()?.fill(T::zeroed());
         Ok(buffer)
@@ -80,16 +75,11 @@ impl PinnedPool {
 
     /// [`buffer`](Self::buffer) without zeros, for a caller that copies to all of it. Zeros take longer than the copy.
     #[track_caller]
-    pub(crate) fn reused<T: DeviceCopy>(
-        &self,
-        op: &'static str,
-        len: usize,
-        near: Locality,
-    ) -> Result<PinnedBuffer<T>> {
+    pub(crate) fn reused<T: DeviceCopy>(&self, op: &'static str, len: usize, at: Locality) -> Result<PinnedBuffer<T>> {
         const { fits_blocks::<T>() };
         let bytes = len.saturating_mul(size_of::<T>());
         let _here = OpSite::here(op);
-        let (block, deadline) = (self.block(op, bytes, near)?, self.caches[0].settings.deadline);
+        let (block, deadline) = (self.block(op, bytes, at)?, self.caches[0].settings.deadline);
         Ok(PinnedBuffer { block, start: 0, len, deadline, of: PhantomData })
     }
 

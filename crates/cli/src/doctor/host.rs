@@ -211,13 +211,10 @@ pub fn libraries(found: &[Library], lines: &mut Vec<Line>) {
 /// The variables that are set and have no effect, and those of others that slow GPUs down.
 pub fn variables(unknown: &[(String, Option<String>)], value: &dyn Fn(&str) -> Option<String>, lines: &mut Vec<Line>) {
     for (name, near) in unknown {
+        let text = format!("{name} has no effect: gpu-pool does not know it");
         lines.push(match near {
-            Some(near) => Line::wrong(
-                "variables",
-                format!("{name} has no effect: gpu-pool does not know it"),
-                format!("use {near}"),
-            ),
-            None => Line::note("variables", format!("{name} has no effect: gpu-pool does not know it"), "unset it"),
+            Some(near) => Line::wrong("variables", text, format!("use {near}")),
+            None => Line::note("variables", text, "unset it"),
         });
     }
     let slow = [

@@ -61,14 +61,17 @@ impl Clock {
 
     /// Returns whether any of the knowledge was new.
     pub fn join(&mut self, other: &Clock) -> bool {
-        let mut news = self.join_counts(other);
+        self.join_counts(other) | self.join_waits(other)
+    }
+
+    fn join_waits(&mut self, other: &Clock) -> bool {
+        let before = self.waits.len();
         for wait in &other.waits {
             if !self.waits.iter().any(|m| Arc::ptr_eq(m, wait)) {
                 self.waits.push(wait.clone());
-                news = true;
             }
         }
-        news
+        self.waits.len() > before
     }
 
     fn join_counts(&mut self, other: &Clock) -> bool {
@@ -145,11 +148,7 @@ impl Clock {
             *count = theirs.min(*count);
             *count > 0
         });
-        for wait in &other.waits {
-            if !self.waits.iter().any(|m| Arc::ptr_eq(m, wait)) {
-                self.waits.push(wait.clone());
-            }
-        }
+        self.join_waits(other);
     }
 
     pub fn retain(&mut self, keep: impl Fn(Component) -> bool) {

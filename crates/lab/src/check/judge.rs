@@ -41,6 +41,8 @@ pub(super) struct Plan {
 }
 
 type Judged<T = ()> = Result<T, Arc<Report>>;
+/// The buffer of an access, if it is known.
+type Owner<'o> = Option<&'o Arc<Owned>>;
 
 pub(super) fn refusal(report: Arc<Report>) -> Fault {
     let (name, detail) = ("GPU_POOL_MISUSE".into(), report.to_string());
@@ -51,7 +53,7 @@ fn report(
     kind: Kind,
     now: Operation,
     before: Option<Operation>,
-    owner: Option<&Arc<Owned>>,
+    owner: Owner<'_>,
     range: &Range<Address>,
     missing: String,
 ) -> Arc<Report> {
@@ -60,30 +62,19 @@ fn report(
     Arc::new(lab::report(kind, now, before, bytes, owner.map(|owned| allocation(owned)), missing))
 }
 
-pub(super) fn unordered(
-    now: Operation,
-    owner: Option<&Arc<Owned>>,
-    before: &Access,
-    range: &Range<Address>,
-) -> Arc<Report> {
+pub(super) fn unordered(now: Operation, owner: Owner<'_>, before: &Access, range: &Range<Address>) -> Arc<Report> {
     let reused = matches!((owner, &before.owner), (Some(new), Some(old)) if !Arc::ptr_eq(new, old));
     let (kind, owner) = if reused { (Kind::EarlyReuse, before.owner.as_ref()) } else { (Kind::Race, owner) };
     conflict(kind, now, owner, before, range)
 }
 
-fn conflict(
-    kind: Kind,
-    now: Operation,
-    owner: Option<&Arc<Owned>>,
-    before: &Access,
-    range: &Range<Address>,
-) -> Arc<Report> {
+fn conflict(kind: Kind, now: Operation, owner: Owner<'_>, before: &Access, range: &Range<Address>) -> Arc<Report> {
     let earlier = before.note.operation(before.manner.write);
     let missing = edge(kind, &now, &earlier);
     report(kind, now, Some(earlier), owner, range, missing)
 }
 
-pub(super) fn unwritten(now: Operation, owner: Option<&Arc<Owned>>, gap: &Range<Address>) -> Arc<Report> {
+pub(super) fn unwritten(now: Operation, owner: Owner<'_>, gap: &Range<Address>) -> Arc<Report> {
     let missing = format!("nothing that writes these bytes was submitted before the {}", now.op);
     report(Kind::UninitializedRead, now, None, owner, gap, missing)
 }

@@ -62,10 +62,7 @@ fn of(place: OpSite) -> (&'static str, Site) {
 }
 
 pub(super) fn allocation(owned: &Owned) -> Allocation {
-    Allocation {
-        device: owned.device,
-        bytes: (owned.range.end - owned.range.start) as usize,
-        by: owned.by.map(of),
-        freed: owned.freed().map(|place| place.map(of)),
-    }
+    let bytes = (owned.range.end - owned.range.start) as usize;
+    let freed = owned.freed().map(|place| place.map(of));
+    Allocation { device: owned.device, bytes, by: owned.by.map(of), freed }
 }

@@ -102,8 +102,7 @@ type Draw<T> = Kernel<(Out<T>, u64, u64, u64, <T as Float>::Acc, <T as Float>::A
 /// `offset + n`. A sequence has 2^64 elements; a call beyond its end is an error. The words are the same on GPUs and
 /// software GPUs; so are uniform numbers and which elements dropout drops. Normal numbers may differ in the last bits.
 ///
-/// A graph gives the same numbers at each launch: seed and offset are captured. Streams and errors: see
-/// [`ops`](super).
+/// A graph gives the same numbers at each launch: seed and offset are captured. Streams and errors: see [`ops`](super).
 pub trait Random: Operations {
     /// Fills `x` with random words.
     ///

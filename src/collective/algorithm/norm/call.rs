@@ -45,14 +45,8 @@ impl<'a, T: Float> RowNorm<'a, T> {
 impl<T: Float + Element> RowNorm<'_, T> {
     fn rows(&self, rows: usize) -> Rows {
         let (cols, eps) = (self.gamma.len(), self.eps.to_f64() as f32);
-        Rows {
-            dtype: T::DTYPE,
-            rows,
-            cols,
-            threads: threads_of_row(size_of::<T>(), cols),
-            eps,
-            layer: self.beta.is_some(),
-        }
+        let threads = threads_of_row(size_of::<T>(), cols);
+        Rows { dtype: T::DTYPE, rows, cols, threads, eps, layer: self.beta.is_some() }
     }
 }
 

@@ -111,7 +111,7 @@ impl Slots {
         for slot in self.slots.drain(..) {
             // SAFETY: within the area. The copy that filled it is over, and none comes after it.
             let copied = unsafe { slice::from_raw_parts(area.add(slot.bytes.start), slot.bytes.len()) };
-            found.extend(look(handle, copied, slot.requested, || slot.buffer));
+            found.extend(look(handle.device, copied, slot.requested, || slot.buffer));
         }
         self.filled = 0;
         Ok(())
