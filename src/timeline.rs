@@ -191,15 +191,9 @@ pub(crate) struct Lane {
 
 impl Lane {
     fn new(in_virtual_time: Option<DriverRef>, marks: &Arc<Mutex<HashMap<RawEvent, Mark>>>) -> Arc<Self> {
-        Arc::new(Lane {
-            id: unique_id(),
-            sessions: Sequence::new(),
-            queue: OnceCell::new(),
-            dropped: Sequence::new(),
-            in_virtual_time,
-            timing: Mutex::default(),
-            marks: marks.clone(),
-        })
+        let [sessions, dropped] = [Sequence::new(), Sequence::new()];
+        let (queue, timing, marks) = (OnceCell::new(), Mutex::default(), marks.clone());
+        Arc::new(Lane { id: unique_id(), sessions, queue, dropped, in_virtual_time, timing, marks })
     }
 
     /// A device's lane: that of the layer around its driver. Where time is computed, its own: events would change it.

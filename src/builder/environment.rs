@@ -74,14 +74,8 @@ fn refuse_lab(name: &'static str, nothing: &str) -> Result<()> {
 /// Warns of unknown variables: a misspelt variable has no effect.
 fn warn_of_unknown() {
     for (variable, near) in unknown() {
-        match near {
-            Some(known) => event!(
-                warn,
-                "unknown_variable",
-                "{variable} has no effect: gpu-pool does not know it; {known} is meant?"
-            ),
-            None => event!(warn, "unknown_variable", "{variable} has no effect: gpu-pool does not know it"),
-        }
+        let meant = near.map_or_else(String::new, |known| format!("; {known} is meant?"));
+        event!(warn, "unknown_variable", "{variable} has no effect: gpu-pool does not know it{meant}");
     }
 }
 

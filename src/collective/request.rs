@@ -73,13 +73,11 @@ impl Request {
     pub(super) fn job(&self, work: &Work, at: impl Fn(usize, Side) -> RemotePtr, factors: SmallVec<[f64; 8]>) -> Job {
         let size = self.dtype.size();
         let at = |place: &Place| at(place.member, place.side).offset(place.start * size);
+        let all = |places: &[Place]| places.iter().map(at).collect();
         match work {
-            Work::Combine { len, sources, destinations } => Job::Combine {
-                len: *len,
-                sources: sources.iter().map(at).collect(),
-                destinations: destinations.iter().map(at).collect(),
-                factors,
-            },
+            Work::Combine { len, sources, destinations } => {
+                Job::Combine { len: *len, sources: all(sources), destinations: all(destinations), factors }
+            }
             Work::Pairs(pairs) => {
                 let pair = |pair: &Pair| (at(&pair.from), at(&pair.to), pair.len * size);
                 Job::Pairs(pairs.iter().map(pair).collect())

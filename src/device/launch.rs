@@ -51,13 +51,9 @@ impl Device {
             raw.push(packed.arg);
         }
         if kernel.host.is_none() && self.worker.is_software() {
-            return Err(Error::KernelNotFound {
-                op: op.name,
-                site: op.site,
-                device: self.index(),
-                kernel: kernel.name.to_owned(),
-                why: "it has no host kernel, which a software GPU needs".to_owned(),
-            });
+            let why = "it has no host kernel, which a software GPU needs".to_owned();
+            let (device, kernel) = (self.index(), kernel.name.to_owned());
+            return Err(Error::KernelNotFound { op: op.name, site: op.site, device, kernel, why });
         }
         let launch = Launch { name: kernel.name, function, host: kernel.host, dims, args: &raw, early: false };
         // SAFETY: the arguments are live memory that `op` orders and records. The caller promises they fit the kernel.

@@ -4,7 +4,8 @@
 //! takes jobs until another entry waits; then a new one goes to the end of the queue. Invariant: while a job is in the
 //! queue, a visit of a device is under way or will come, or a gang's is. The lock is never held while user code runs.
 
-use super::{Ended, Job, Meter, Need, Placed, Rank, Running, Table, gang::GangJob, placement::Start, state::State};
+use super::{Ended, Job, Meter, Need, Placed, Rank, Running, Table, gang::GangJob, placement::Start};
+use super::{state::State, stats::OnProgress};
 use crate::{
     contain::{Contained, contain},
     error::{Error, Result},
@@ -57,16 +58,11 @@ pub(super) struct Core {
     pub changed: EventCount,
     /// Told when a deadline is earlier than all others.
     pub keeper: EventCount,
-    pub progress: Option<Contained<Box<super::stats::OnProgress>>>,
+    pub progress: Option<Contained<Box<OnProgress>>>,
 }
 
 impl Core {
-    pub fn new(
-        shared: &Arc<Shared>,
-        bound: usize,
-        overlap: usize,
-        progress: Option<Box<super::stats::OnProgress>>,
-    ) -> Arc<Self> {
+    pub fn new(shared: &Arc<Shared>, bound: usize, overlap: usize, progress: Option<Box<OnProgress>>) -> Arc<Self> {
         let devices = shared.device_count();
         let capacity = |handle: &Arc<DeviceHandle>| {
             // As of the device's cache; but no limit is more than the GPU has.

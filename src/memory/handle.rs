@@ -3,16 +3,14 @@
 //! Streams, blocks, events and hazards keep it, so it outlives the pool as long as one of them exists.
 
 use super::{Progress, StreamCore, StreamState};
-use crate::{
-    driver::{
-        DriverRef, DriverResult, FailPoint, Fault, FaultKind, Observer, RawEvent, host,
-        observe::{Token, Watch},
-    },
-    error::{DeviceCall, Error, Result, misuse::Report, op_site::OpSite},
-    memory::{OutOfMemoryReport, calls::Calls, stream::word::Words},
-    sync::{Flag, Spares},
-    timeline::Lane,
+use crate::driver::observe::{Token, Watch};
+use crate::driver::{
+    Address, DriverRef, DriverResult, FailPoint, Fault, FaultKind, Observer, RawEvent, RawStream, host,
 };
+use crate::error::{DeviceCall, Error, Result, misuse::Report, op_site::OpSite};
+use crate::memory::{OutOfMemoryReport, calls::Calls, stream::word::Words};
+use crate::sync::{Flag, Spares};
+use crate::timeline::Lane;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::{
@@ -143,14 +141,7 @@ impl DeviceHandle {
     }
 
     /// Tells the checker that a library beside the driver uses memory on a stream. Errors: [`Error::Misuse`].
-    pub fn lent(
-        &self,
-        op: &'static str,
-        stream: crate::driver::RawStream,
-        at: crate::driver::Address,
-        bytes: usize,
-        write: bool,
-    ) -> Result<()> {
+    pub fn lent(&self, op: &'static str, stream: RawStream, at: Address, bytes: usize, write: bool) -> Result<()> {
         let Some(watch) = self.watch() else { return Ok(()) };
         watch.checker.lent(watch.device, stream, at, bytes, write).map_err(|report| self.misuse(op, report))
     }

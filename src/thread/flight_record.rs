@@ -58,14 +58,9 @@ impl DeviceLog {
         let mut records = Vec::new();
         let next = handle.calls.get().map_or(0, |calls| calls.read(|record| records.push(record)));
         let virtual_end = handle.in_virtual_time().then(|| host::virtual_end(&*handle.driver)).flatten();
-        DeviceLog {
-            device: handle.device,
-            name: handle.driver.info().name.clone(),
-            now: virtual_end.unwrap_or_else(|| Scale::now().time(ticks())),
-            next,
-            records,
-            streams: handle.stream_states(),
-        }
+        let now = virtual_end.unwrap_or_else(|| Scale::now().time(ticks()));
+        let (device, name) = (handle.device, handle.driver.info().name.clone());
+        DeviceLog { device, name, now, next, records, streams: handle.stream_states() }
     }
 
     /// The present call of the device's thread.

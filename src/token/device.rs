@@ -98,20 +98,11 @@ impl Device {
         rank: usize,
         world: Option<&Arc<dyn ProcessScope>>,
     ) -> Self {
-        Device {
-            worker: worker.clone(),
-            session: Rc::new(Session {
-                gang: gang.clone(),
-                rank,
-                groups: Groups::default(),
-                broadcasts: Broadcasts::default(),
-                world: world.cloned(),
-                last_call: Cell::default(),
-            }),
-            stream: worker.main.clone(),
-            ordered: true,
-            recording: None,
-        }
+        let (gang, world, last_call) = (gang.clone(), world.cloned(), Cell::default());
+        let (groups, broadcasts) = (Groups::default(), Broadcasts::default());
+        let session = Rc::new(Session { gang, rank, groups, broadcasts, world, last_call });
+        let (worker, stream) = (worker.clone(), worker.main.clone());
+        Device { worker, session, stream, ordered: true, recording: None }
     }
 
     /// The device's ordinal in the pool.

@@ -6,9 +6,9 @@
 use crate::device::with_token;
 use crate::memory::{Number, dispatch, part};
 use crate::{Error, Result};
-#[cfg(feature = "cuda")]
-use candle_core::DType;
 use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor, backend::BackendStorage as _};
+#[cfg(feature = "cuda")]
+use candle_core::{CudaStorage, DType};
 use candle_nn::{Module as _, RmsNorm};
 use gpu_pool::{Device, DeviceBuffer, ReduceOp};
 
@@ -185,12 +185,7 @@ impl Collective {
 
     /// In candle's own memory.
     #[cfg(feature = "cuda")]
-    fn on_gpu<T: Number>(
-        &self,
-        own: &candle_core::CudaStorage,
-        l: &Layout,
-        len: usize,
-    ) -> Result<candle_core::CudaStorage> {
+    fn on_gpu<T: Number>(&self, own: &CudaStorage, l: &Layout, len: usize) -> Result<CudaStorage> {
         use crate::memory::gpu;
         with_token(self.name(), |dev| {
             // SAFETY: candle's own stream is the token's. candle writes and frees the memory on it, after the reads
@@ -219,11 +214,7 @@ impl CustomOp1 for Collective {
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        own: &candle_core::CudaStorage,
-        l: &Layout,
-    ) -> candle_core::Result<(candle_core::CudaStorage, Shape)> {
+    fn cuda_fwd(&self, own: &CudaStorage, l: &Layout) -> candle_core::Result<(CudaStorage, Shape)> {
         let shape = self.shape(l.shape());
         let len = shape.elem_count();
         let out: Result<_> = dispatch!(self.name(), own.dtype(), T => self.on_gpu::<T>(own, l, len));

@@ -234,12 +234,8 @@ impl SimpleBackend for Taps {
     ) -> candle_core::Result<Tensor> {
         let tensor = self.get_unchecked(name, dtype, dev)?;
         if *tensor.shape() != s {
-            let (expected, got) = (s, tensor.shape().clone());
-            return Err(candle_core::Error::UnexpectedShape {
-                msg: format!("shape mismatch for {name}"),
-                expected,
-                got,
-            });
+            let (msg, expected, got) = (format!("shape mismatch for {name}"), s, tensor.shape().clone());
+            return Err(candle_core::Error::UnexpectedShape { msg, expected, got });
         }
         Ok(tensor)
     }

@@ -87,14 +87,8 @@ fn measure(pool: &GpuPool) -> Result<Matrix> {
     let mut devices = Vec::new();
     for (device, info) in report.devices.iter().enumerate() {
         let [from_host, to_host, within] = pool.on_device(device).run(|dev| host(dev, large))?;
-        devices.push(DeviceRow {
-            name: info.name.clone(),
-            pci: info.pci_bus_id.clone(),
-            memory: info.total_memory,
-            from_host,
-            to_host,
-            within_gbps: 2.0 * within.gbps,
-        });
+        let (name, pci, memory) = (info.name.clone(), info.pci_bus_id.clone(), info.total_memory);
+        devices.push(DeviceRow { name, pci, memory, from_host, to_host, within_gbps: 2.0 * within.gbps });
     }
     let mut pairs = Vec::new();
     for peer in report.peers.iter().filter(|peer| peer.from != peer.to) {

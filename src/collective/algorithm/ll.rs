@@ -88,15 +88,9 @@ pub(super) fn trip(
         Some(area) => Part { address: area.address + (start * size) as u64, bytes: area.bytes.len() - start * size },
         None => Part { address: 0, bytes: 0 },
     };
-    let push = Push {
-        n: packets.each,
-        op: request.reduce,
-        route: packets.route,
-        factors: &member.factors(matched),
-        source: part(from, packets.source),
-        destination: part(Side::Destination, packets.destination),
-        meet: member.barrier,
-    };
+    let (source, destination) = (part(from, packets.source), part(Side::Destination, packets.destination));
+    let (op, factors, meet) = (request.reduce, &member.factors(matched), member.barrier);
+    let push = Push { n: packets.each, op, route: packets.route, factors, source, destination, meet };
     member.launch(&entry, blocks, &push.args())?;
     member.launched.set(member.launched.get() + 1);
     Ok(())

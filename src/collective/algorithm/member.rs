@@ -80,19 +80,9 @@ impl<'a> Member<'a> {
         barrier: DeviceBarrier,
     ) -> Self {
         let dev = meeting.dev;
-        Member {
-            request,
-            limits,
-            rank: meeting.rank,
-            ordinals: meeting.ordinals(),
-            handle: &dev.worker.handle,
-            stream: &dev.stream,
-            pad: meeting.pad(),
-            scratch,
-            barrier,
-            launched: Cell::new(0),
-            meeting,
-        }
+        let (rank, ordinals, pad) = (meeting.rank, meeting.ordinals(), meeting.pad());
+        let (handle, stream, launched) = (&*dev.worker.handle, &dev.stream, Cell::new(0));
+        Member { request, limits, rank, ordinals, handle, stream, pad, scratch, barrier, launched, meeting }
     }
 
     pub(super) fn name(&self) -> &'static str {

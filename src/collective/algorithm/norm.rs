@@ -263,36 +263,20 @@ impl NormCall {
 
     /// For all ways but [`Way::Pull`].
     pub(in super::super) fn inbox_args(&self, meet: DeviceBarrier, [x, y]: [Part; 2]) -> Arguments {
-        let memory = &self.memory;
-        [
-            value(meet),
-            value(self.plan()),
-            x.slice(false),
-            memory.residual.slice(true),
-            memory.gamma.slice(false),
-            memory.beta.slice(false),
-            y.slice(true),
-            memory.mean.slice(true),
-            memory.rstd.slice(true),
-        ]
-        .into_iter()
-        .collect()
+        let NormMemory { residual, gamma, beta, mean, rstd } = self.memory;
+        let [x, gamma, beta] = [x, gamma, beta].map(|part| part.slice(false));
+        let [residual, y, mean, rstd] = [residual, y, mean, rstd].map(|part| part.slice(true));
+        let head = [value(meet), value(self.plan())];
+        head.into_iter().chain([x, residual, gamma, beta, y, mean, rstd]).collect()
     }
 
     fn pull_args(&self, member: &Member<'_>, matched: &Matched<'_>) -> Arguments {
-        let memory = &self.memory;
+        let NormMemory { residual, gamma, beta, mean, rstd } = self.memory;
         let of_all = |side| eights(&matched.addresses(member.count(), side));
-        let mut args: Arguments = [
-            value(member.barrier),
-            value(self.plan()),
-            memory.residual.slice(true),
-            memory.gamma.slice(false),
-            memory.beta.slice(false),
-            memory.mean.slice(true),
-            memory.rstd.slice(true),
-        ]
-        .into_iter()
-        .collect();
+        let [gamma, beta] = [gamma, beta].map(|part| part.slice(false));
+        let [residual, mean, rstd] = [residual, mean, rstd].map(|part| part.slice(true));
+        let head = [value(member.barrier), value(self.plan())];
+        let mut args: Arguments = head.into_iter().chain([residual, gamma, beta, mean, rstd]).collect();
         args.extend(of_all(Side::Source));
         args.extend(of_all(Side::Destination));
         args

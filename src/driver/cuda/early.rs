@@ -70,14 +70,8 @@ pub(super) unsafe fn launch(
 ) -> i32 {
     let mut early = Attribute { id: SERIALIZATION, pad: 0, value: [0; 16] };
     early.value[0] = 1;
-    let config = Config {
-        grid: dims.grid.into(),
-        block: dims.block.into(),
-        shared_bytes: dims.shared_bytes,
-        stream: stream(s),
-        attributes: &early,
-        count: 1,
-    };
+    let (grid, block, shared_bytes) = (dims.grid.into(), dims.block.into(), dims.shared_bytes);
+    let config = Config { grid, block, shared_bytes, stream: stream(s), attributes: &early, count: 1 };
     // SAFETY: the symbol's own type; the structures have the driver's layout and live across the call; the rest is the
     // caller's promise.
     unsafe { launch(&config, function(f), args, ptr::null_mut()) }

@@ -77,21 +77,13 @@ pub(super) struct Owner(Arc<Machine>);
 
 impl Owner {
     pub fn new(configs: &[HostConfig], machine: &MachineConfig) -> DriverResult<Self> {
-        let state = State {
-            core: Core::new(configs, machine)?,
-            crew: Crew::default(),
-            threads: HostThreads::default(),
-            stepper: Stepper::new(&machine.schedule),
-            suspicion: None,
-        };
-        Ok(Owner(Arc::new(Machine {
-            state: Mutex::new(state),
-            work: Condvar::new(),
-            ended: Condvar::new(),
-            base_workers: thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8)),
-            dry: machine.dry,
-            watch_reads: machine.watch_reads,
-        })))
+        let (core, stepper) = (Core::new(configs, machine)?, Stepper::new(&machine.schedule));
+        let (crew, threads) = (Crew::default(), HostThreads::default());
+        let state = Mutex::new(State { core, crew, threads, stepper, suspicion: None });
+        let (work, ended) = (Condvar::new(), Condvar::new());
+        let base_workers = thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8));
+        let MachineConfig { dry, watch_reads, .. } = *machine;
+        Ok(Owner(Arc::new(Machine { state, work, ended, base_workers, dry, watch_reads })))
     }
 
     pub fn machine(&self) -> &Arc<Machine> {

@@ -140,12 +140,9 @@ impl Device {
     fn open(&self, device: &str) -> impl Iterator<Item = Open> {
         self.streams.iter().filter(|stream| stream.completed < stream.submitted).map(move |stream| {
             let first = self.records.iter().find(|entry| entry.stream == stream.stream && entry.done == Some(false));
-            Open {
-                device: device.to_owned(),
-                stream: stream.stream,
-                operations: stream.submitted - stream.completed,
-                first: first.map(|first| format!("{} ({})", first.text(), first.place())),
-            }
+            let first = first.map(|first| format!("{} ({})", first.text(), first.place()));
+            let operations = stream.submitted - stream.completed;
+            Open { device: device.to_owned(), stream: stream.stream, operations, first }
         })
     }
 }

@@ -94,14 +94,8 @@ impl VirtualClock {
             let pull_gbps = link.pull_gbps.unwrap_or(way.gbps);
             links.insert((link.from, link.to), Way { pull_gbps, ..way });
         }
-        VirtualClock {
-            devices,
-            links,
-            ports: vec![0; numbers.len()],
-            kernels: topology.kernels().clone(),
-            host: *topology.host(),
-            threads: HashMap::new(),
-        }
+        let (ports, kernels, host) = (vec![0; numbers.len()], topology.kernels().clone(), *topology.host());
+        VirtualClock { devices, links, ports, kernels, host, threads: HashMap::new() }
     }
 
     fn spend(&mut self, thread: ThreadId, microseconds: f64) -> Time {
