@@ -11,4 +11,4 @@ cargo test "${features[@]}" --config "target.'cfg(all())'.runner='$PWD/.ci/long.
 # Processes of one machine meet in shared memory; here as those of several machines do.
 program=$(test_program crates/cluster cluster)
 cd crates/cluster
-GPU_POOL_MEETING=hub "$program"
+GPU_POOL_MEETING=mesh "$program"

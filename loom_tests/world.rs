@@ -60,9 +60,9 @@ impl Host {
         let (place, call, site, note) = (members[0], "sum", Location::caller(), Vec::new());
         let (leads, proxied) = (true, false);
         let commit = scope.meet(Arrival { members: &members, number: 1, place, call, site, leads, proxied, note })?;
-        assert_eq!(self.launched.get() + 1, commit.number, "in the hub's order");
-        self.launched.set(commit.number);
-        Ok(commit.number)
+        assert_eq!(self.launched.get() + 1, commit.numbers[0], "in the hub's order");
+        self.launched.set(commit.numbers[0]);
+        Ok(commit.numbers[0])
     }
 
     /// The reader's part: waits for so many frames of the process.
@@ -81,7 +81,7 @@ impl Host {
             _ => None,
         });
         let arrival = arrival.expect("the device has arrived");
-        self.world.local.take(ToHost::Commit { arrival, number, notes: Vec::new(), more: false });
+        self.world.local.take(ToHost::Commit { arrival, known: 1, notes: vec![(number, Vec::new())], more: false });
     }
 
     fn fails(&self, host: u32) {
@@ -171,8 +171,8 @@ fn a_scope_that_has_failed_gives_its_turn_away() {
             found.expect("it was announced")
         };
         let failure = Failure::Aborted { host: 1, device: None, cause: "a test".to_owned() };
-        host.world.local.take(ToHost::Begun { scope: of("a") });
-        host.world.local.take(ToHost::Begun { scope: of("b") });
+        host.world.local.take(ToHost::Begun { scope: of("a"), known: 1 });
+        host.world.local.take(ToHost::Begun { scope: of("b"), known: 2 });
         host.world.local.take(ToHost::Failed { scope: of("a"), failure });
         let [a, b] = threads.map(|thread| thread.join().unwrap());
         assert!(a.is_ok() || matches!(a, Err(Error::AbortedByHost { host: 1, .. })), "{a:?}");
@@ -248,7 +248,7 @@ fn a_commit_in_the_journal_ends_a_wait() {
             journal.arrived.1.wait(&mut arrived);
         }
         drop(arrived);
-        journal.frames.lock().push(ToHost::Commit { arrival: 1, number: 1, notes: Vec::new(), more: false });
+        journal.frames.lock().push(ToHost::Commit { arrival: 1, known: 1, notes: vec![(1, Vec::new())], more: false });
         host.world.local.look(&*journal, true);
         assert_eq!(device.join().unwrap(), 1);
     });

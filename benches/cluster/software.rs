@@ -1,6 +1,7 @@
 //! Software GPUs, two processes with two devices each:
 //!
 //! * `software/meeting`: microseconds of a `world.barrier()` of two processes with a device each, one after the other
+//! * `software/meeting/mesh`: as processes of several machines do that; against the way by rank 0 alone
 //! * `software/<shm or mpi>/all_reduce/f32/<bytes>`: microseconds per call, against `MPI_Allreduce` of the same bytes
 //!   on four ranks, if there is an mpirun
 //! * `software/<shm or mpi>/backward/<bytes>`: a step of two processes with a device each, whose backward pass takes
@@ -33,6 +34,15 @@ fn meeting(bench: &mut Bench) {
     if bench.wants(CASE) {
         let pair = Processes::by_hand("host 1 4", "shm", |_, _| {});
         row(bench, CASE, &[("gpu-pool", &pair.first, "barrier".to_owned())]);
+    }
+    const MESH: &str = "software/meeting/mesh";
+    if bench.wants(MESH) {
+        let by = |way: &'static str| {
+            Processes::by_hand("host 1 4", "shm", move |_, process| drop(process.env("GPU_POOL_MEETING", way)))
+        };
+        let [mesh, hub] = ["mesh", "hub"].map(by);
+        let sides = [("gpu-pool", &mesh.first), ("by rank 0", &hub.first)];
+        row(bench, MESH, &sides.map(|(name, first)| (name, first, "barrier".to_owned())));
     }
 }
 

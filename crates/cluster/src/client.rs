@@ -10,7 +10,7 @@ use gpu_pool::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 use std::{
     io::{self, BufReader, ErrorKind, Read},
-    net::{Shutdown, SocketAddr, TcpStream},
+    net::{IpAddr, Shutdown, SocketAddr, TcpStream},
     sync::{
         Arc,
         mpsc::{self, Receiver},
@@ -144,6 +144,11 @@ impl Client {
             }
         })?;
         Ok(client)
+    }
+
+    /// The address of this machine that rank 0's packets reach.
+    pub(super) fn address(&self) -> Option<IpAddr> {
+        self.link.stream.local_addr().ok().map(|at| at.ip())
     }
 }
 

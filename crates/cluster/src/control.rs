@@ -6,7 +6,7 @@ use super::hub::{Limits, OPENED};
 use super::server::Server;
 use super::transport::cause;
 use super::world::{Local, Members};
-use super::{Cluster, greet, wire};
+use super::{Cluster, greet, mesh, wire};
 use crate::traits::{Transport, World};
 use gpu_pool::{Error, Result, event};
 use std::{
@@ -122,7 +122,13 @@ impl Cluster {
             #[cfg(all(target_os = "linux", not(loom)))]
             let near = super::near::open(&control, &local, limits).map_err(|e| cause(e, &|| control.lost()))?;
             #[cfg(not(all(target_os = "linux", not(loom))))]
-            let near = ();
+            let near = None::<()>;
+            if near.is_none() {
+                let own = server.as_ref().map_or_else(|| client.address(), |server| Some(server.address.ip()));
+                let open = mesh::open(&control, &secret, (own, at.ip()), limits.connect_timeout);
+                let open = open.map_err(|e| cause(e, &|| control.lost()))?;
+                server.iter().filter(|_| open).for_each(Server::mesh);
+            }
             control.gather(OPENED.trim_end_matches('/'), b"")?;
             if let Some(server) = &server {
                 let local = local.clone();

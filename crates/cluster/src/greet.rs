@@ -13,7 +13,7 @@ use std::{
 };
 
 /// For the hub a greeting takes no longer.
-const GREETING: Duration = Duration::from_secs(3);
+pub(super) const GREETING: Duration = Duration::from_secs(3);
 
 /// No frame of a greeting is longer.
 const MOST: usize = 512;
@@ -111,11 +111,12 @@ pub(super) enum Not {
 /// calls its last argument, which welcomes it.
 pub(super) fn greet(
     stream: &TcpStream,
+    limit: Duration,
     secret: &[u8],
     join: impl FnOnce(usize, usize, &mut dyn FnMut() -> io::Result<()>) -> Result<(), Not>,
 ) -> Result<usize, Not> {
     let text = |e: io::Error| Not::Stranger(e.to_string());
-    let mut stream = Until(stream, Instant::now() + GREETING);
+    let mut stream = Until(stream, Instant::now() + limit);
     let hello: Hello = wire::read(&mut stream, MOST).map_err(text)?;
     fail_if!(hello.magic != MAGIC, Not::Stranger("it speaks something else".to_owned()));
     let nonce = random().map_err(text)?;

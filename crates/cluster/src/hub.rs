@@ -5,17 +5,26 @@
 //!
 //! Invariants (the rules of `docs/src/design/cluster.md`):
 //!
-//! * Only the hub commits, and never in a scope that has failed (C2). A commit goes to all hosts of the group at once.
+//! * Only the hub commits, and never in a scope that has failed (C2; but see below). A commit goes to all hosts of the
+//!   group at once.
 //! * All processes get commits, and beginnings of ordered scopes, in one order (C3, C5).
 //! * A scope begins (if it is ordered) and ends for all processes or for none (C5).
 //! * Once the cluster is over nothing is committed any more, and everybody has been told (C6).
 //! * A failed scope changes nothing for other scopes (C7).
+//!
+//! With a mesh (`mesh.rs`) processes may take a collective as committed before the hub's word: when all have arrived.
+//! Then the hub commits what all arrive at before they hear of a failure, in an order that agrees with that of each
+//! process.
 
 #[cfg(test)]
 #[path = "../tests/unit/hub/clock_tests.rs"]
 mod clock_tests;
 mod deadline;
 mod meeting;
+mod meshed;
+#[cfg(test)]
+#[path = "../tests/unit/hub/meshed_tests.rs"]
+mod meshed_tests;
 #[cfg(test)]
 #[path = "../tests/unit/hub/proxied_tests.rs"]
 mod proxied_tests;
@@ -84,12 +93,13 @@ pub(crate) struct Hub {
     refused: usize,
     /// Of a replica: the process for which it decides.
     only: Option<usize>,
+    /// Processes tell each other of their arrivals.
+    meshed: bool,
     scopes: BTreeMap<u64, Scope>,
     /// Scopes that not all processes have left, by name and number of the call.
     names: BTreeMap<(String, u64), u64>,
     unnamed: Unnamed,
     last_scope: u64,
-    commits: u64,
     over: Option<Failure>,
     out: Out,
 }
@@ -101,6 +111,8 @@ struct Host {
     scopes: BTreeMap<u64, u64>,
     last_scope: u64,
     last_arrival: Option<Arrive>,
+    /// What it has told behind an arrival that has to wait.
+    held: VecDeque<ToHub>,
     /// How many scopes of a name it has announced.
     calls: BTreeMap<String, u64>,
     unnamed: Progress,
@@ -133,6 +145,8 @@ enum Key {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Part {
     announced: Announced,
+    /// It knows that the scope has failed, so it will not arrive there again.
+    heard: bool,
     ended: Option<Duration>,
 }
 
@@ -215,9 +229,7 @@ impl Hub {
             known.moved = now;
         }
         if self.over.is_none() && !self.has_left(host) {
-            if let Err(nonsense) = self.handle(host, frame) {
-                self.end(Failure::lost(host, format!("it has sent nonsense: {nonsense}")));
-            }
+            self.handle_in_order(host, frame);
             self.miss_who_left();
         }
         std::mem::take(&mut self.out)
@@ -246,7 +258,8 @@ impl Hub {
     }
 
     pub(crate) fn has_left(&self, host: usize) -> bool {
-        self.left.contains(&host)
+        let said = |known: &Host| known.held.contains(&ToHub::Bye);
+        self.left.contains(&host) || self.hosts.get(&host).is_some_and(said)
     }
 
     fn handle(&mut self, host: usize, frame: ToHub) -> Result<(), &'static str> {
@@ -264,6 +277,7 @@ impl Hub {
                 self.fail(scope, Failure::Aborted { host: host as u32, device, cause: cut(cause) });
             }
             ToHub::End { scope } => return self.leave(host, scope),
+            ToHub::Heard { scope } => return self.heard(host, scope),
             ToHub::Beat { progress } => {
                 for (id, progress) in progress {
                     // It may have ended meanwhile.
@@ -277,7 +291,7 @@ impl Hub {
                 }
             }
             ToHub::Clock { .. } => return Err("a question to rank 0's server"),
-            ToHub::Bye => drop(self.left.insert(host)),
+            ToHub::Bye => self.bye(host),
         }
         Ok(())
     }
@@ -322,16 +336,17 @@ impl Hub {
         known.scopes.insert(announced.id, number);
         let scope = self.scopes.get_mut(&number).ok_or("a name without a scope")?;
         let id = announced.id;
-        scope.parts.insert(host, Part { announced, ended: None });
+        scope.parts.insert(host, Part { announced, heard: scope.failed.is_some(), ended: None });
         if let Some(failure) = scope.failed.clone() {
             self.out.push((host, ToHost::Failed { scope: id, failure }));
             return Ok(());
         }
         if mutant::is(Rule::C5) {
-            self.out.push((host, ToHost::Begun { scope: id }));
+            self.out.push((host, ToHost::Begun { scope: id, known: number }));
         } else if scope.announced().count() == self.limits.size {
             scope.begun = true;
-            self.out.extend(scope.announced().map(|(host, part)| (host, ToHost::Begun { scope: part.id })));
+            let begun = |(host, part): (_, &Announced)| (host, ToHost::Begun { scope: part.id, known: number });
+            self.out.extend(scope.announced().map(begun));
         }
         Ok(())
     }
@@ -340,18 +355,19 @@ impl Hub {
         let number = self.known(host, arrive.scope)?;
         let scope = self.scopes.get_mut(&number).ok_or("a scope that is over")?;
         meeting::check(&arrive, host, self.limits.size)?;
-        if scope.failed.is_some() {
+        if scope.failed.is_some() && !(self.meshed && scope.may_arrive(host)) {
+            // With a mesh the process waits until it is told so.
+            let dropped = ToHost::Dropped { arrival: arrive.arrival };
+            self.out.extend(self.meshed.then_some((host, dropped)));
             return Ok(());
         }
         fail_if!(scope.has_ended(host), "an arrival after the end");
         match scope.arrive(host, arrive, self.now) {
             meeting::Next::Wait => {}
             meeting::Next::Fail(failure) => self.fail(number, failure),
-            meeting::Next::Commit(meeting) => {
-                self.commits += 1;
-                meeting.commit(self.commits, self.only, &mut self.out);
-            }
+            meeting::Next::Commit(meeting) => meeting.commit(number, self.only, &mut self.out),
         }
+        self.drop_meetings(number);
         Ok(())
     }
 
@@ -368,6 +384,7 @@ impl Hub {
         {
             self.fail(number, failure);
         }
+        self.drop_meetings(number);
         if let Some(scope) = self.forget_ended(number).filter(|scope| scope.failed.is_none()) {
             self.out.extend(scope.announced().map(|(host, part)| (host, ToHost::Ended { scope: part.id })));
         }
@@ -380,13 +397,16 @@ impl Hub {
             return self.end(failure);
         }
         let Some(scope) = self.scopes.get_mut(&number).filter(|scope| scope.failed.is_none()) else { return };
-        scope.meetings.clear();
+        if !self.meshed || mutant::is(Rule::DropsAtOnce) {
+            scope.meetings.clear();
+        }
         for (host, part) in scope.announced() {
             self.out.push((host, ToHost::Failed { scope: part.id, failure: failure.clone() }));
         }
         if !mutant::is(Rule::C2Forgets) {
             scope.failed = Some(failure);
         }
+        self.drop_meetings(number);
     }
 
     fn end(&mut self, failure: Failure) {

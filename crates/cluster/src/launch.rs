@@ -256,14 +256,24 @@ fn tasks_of(text: &str, node: usize) -> Option<usize> {
     None
 }
 
-/// Whether processes of one machine meet by rank 0, as others do.
-#[cfg(any(test, all(target_os = "linux", not(loom))))]
-pub(super) fn meets_by_hub(variables: Read<'_>) -> Result<bool> {
+/// By what processes agree on collectives. If one process excludes a way, none goes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Meeting {
+    /// In shared memory, if all are on one machine; else as the next one.
+    Auto,
+    /// By rank 0, and by words of each process to all others.
+    Mesh,
+    /// By rank 0.
+    Hub,
+}
+
+pub(super) fn meeting(variables: Read<'_>) -> Result<Meeting> {
     match Variables(variables).text("GPU_POOL_MEETING")?.as_deref() {
-        None | Some("auto") => Ok(false),
-        Some("hub") => Ok(true),
+        None | Some("auto") => Ok(Meeting::Auto),
+        Some("mesh") => Ok(Meeting::Mesh),
+        Some("hub") => Ok(Meeting::Hub),
         Some(text) => {
-            Err(wrong(format!("GPU_POOL_MEETING is `{text}`, which is not understood; expected auto or hub")))
+            Err(wrong(format!("GPU_POOL_MEETING is `{text}`, which is not understood; expected auto, mesh or hub")))
         }
     }
 }

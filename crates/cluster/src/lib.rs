@@ -51,6 +51,7 @@ mod hub;
 pub mod ipc;
 mod launch;
 mod link;
+mod mesh;
 mod mutant;
 #[cfg(all(target_os = "linux", not(loom)))]
 mod near;

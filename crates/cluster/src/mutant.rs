@@ -29,6 +29,14 @@ pub enum Rule {
     RailWaits,
     /// A process arrives with the first of the members of a proxied meeting.
     LastArrives,
+    /// With a mesh: the hub drops what has not been committed when a scope fails.
+    DropsAtOnce,
+    /// With a mesh: the hub does not hold an arrival that is behind another one.
+    Overtakes,
+    /// With a mesh: a process that has arrived elsewhere, too, does not wait for the hub's word.
+    Hurries,
+    /// With a mesh: a process that has arrived leaves a scope that has failed before the hub drops the collective.
+    LeavesEarly,
 }
 
 #[cfg(any(test, feature = "extend"))]

@@ -21,7 +21,11 @@ use super::hub::{Hub, Limits};
 use super::transport::shm::{Shared, pass_on};
 use super::wire::{self, Arrive, Record, ToHost, ToHub};
 use super::world::{Local, Near};
-use super::{connect, launch, socket};
+use super::{
+    connect,
+    launch::{self, Meeting},
+    socket,
+};
 use crate::runtime::sync::journal::{Bell, Mapped, Reader, Writer};
 use crate::runtime::variables;
 use gpu_pool::{Result, event};
@@ -70,8 +74,8 @@ impl Drop for End {
 /// Opens the journal, if all processes share kernel, names of sockets and user. All call it at about the same time.
 pub(super) fn open(control: &Control, local: &Arc<Local>, limits: Limits) -> Result<Option<End>> {
     let (host, size) = (control.host, control.size());
-    let by_hub = launch::meets_by_hub(&variables::text)?;
-    let own = ((2..=MOST).contains(&size) && !by_hub).then(|| Shared::new(Mapped::size(size, SLOTS)));
+    let near = launch::meeting(&variables::text)? == Meeting::Auto;
+    let own = ((2..=MOST).contains(&size) && near).then(|| Shared::new(Mapped::size(size, SLOTS)));
     let own =
         own.and_then(|own| own.map_err(|why| event!(warn, "meeting_by_hub", "processes meet by rank 0: {why}")).ok());
     let net = std::fs::read_link("/proc/self/ns/net");

@@ -4,12 +4,22 @@
 //! Invariants (the rules of `docs/src/design/cluster.md`):
 //!
 //! * After an arrival only what the hub says ends the wait: a commit, a failure of the scope, or the end of the
-//!   cluster, whichever the hub has said first (C2).
+//!   cluster, whichever the hub has said first (C2). With a mesh (`mesh.rs`), also the arrivals of all others do, if it
+//!   is this process's only arrival whose outcome is open. Then a failure of the scope ends the wait only when the hub
+//!   drops the collective.
 //! * Turns are in the order of the hub's commits. Scopes and collectives have an order each (C3, C5).
 
 use super::mutant::{self, Rule};
-use super::wire::{Arrive, Entry, Failure, Member, ToHost, ToHub};
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use super::wire::{Arrive, Entry, Failure, Member, Notes, ToHost, ToHub};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    num::NonZeroU64,
+    sync::Arc,
+    time::Duration,
+};
+
+/// So many arrivals of another process are known. More only cost time: the hub tells of each commit.
+const MOST_HEARD: usize = 16;
 
 /// Each has an order of its own: a scope that is queued behind another may not hold up that one's collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,10 +42,18 @@ pub(crate) struct Process {
     over: Option<Failure>,
     last_scope: u64,
     last_arrival: u64,
+    /// Processes tell each other of their arrivals.
+    meshed: bool,
+    /// By host: its last arrival that is committed, and those behind it that it has told.
+    heard: BTreeMap<usize, (u64, VecDeque<Arrive>)>,
+    /// Arrivals that were taken as committed, and that the hub has not committed yet.
+    early: BTreeSet<u64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Scope {
+    /// The hub's number of it.
+    known: Option<NonZeroU64>,
     begun: Option<u64>,
     /// A member has the window of that place.
     taken: bool,
@@ -46,8 +64,11 @@ struct Scope {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Meeting {
-    notes: Vec<Vec<u8>>,
-    commit: Option<(u64, u64)>,
+    notes: Notes,
+    /// The window, once it is committed.
+    commit: Option<u64>,
+    /// With a mesh: this process's arrival, as it was told to the hub. None also after the hub has dropped it.
+    arrive: Option<Arrive>,
     /// Members of this process that have not taken the commit.
     takers: usize,
     /// Of this process's members, and their notes.
@@ -84,9 +105,7 @@ impl Order {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Committed {
-    /// The number of the collective in the cluster.
-    pub number: u64,
-    pub notes: Vec<Vec<u8>>,
+    pub notes: Notes,
     /// For [`Process::close`].
     pub window: u64,
 }
@@ -117,26 +136,43 @@ impl Process {
         self.over.get_or_insert(failure);
     }
 
-    pub(crate) fn take(&mut self, frame: ToHost) -> Result<(), Nonsense> {
+    /// From now on, and before any scope begins.
+    pub(crate) fn mesh(&mut self) {
+        self.meshed = true;
+    }
+
+    /// Takes the hub's frame, and returns the answer.
+    pub(crate) fn take(&mut self, frame: ToHost) -> Result<Option<ToHub>, Nonsense> {
         match frame {
             ToHost::Value { key, value } => drop(self.values.insert(key, value)),
-            ToHost::Begun { scope } => {
+            ToHost::Begun { scope, known } => {
                 // Who has given it up has no turn.
                 if let Some(scope) = self.scopes.get_mut(&scope).filter(|scope| !scope.left) {
+                    scope.known = NonZeroU64::new(known);
                     scope.begun = Some(self.orders[Class::Scope as usize].enter(1));
                 }
             }
             // Each process finds the loss of rank 0 by itself, beside the journal (`near.rs`).
-            ToHost::Commit { .. } if self.over.is_some() => {}
-            ToHost::Commit { arrival, number, notes, more } => {
+            ToHost::Commit { .. } | ToHost::Dropped { .. } if self.over.is_some() => {}
+            ToHost::Commit { arrival, more, .. } if self.early.contains(&arrival) => {
+                if !more {
+                    self.early.remove(&arrival);
+                }
+            }
+            ToHost::Commit { arrival, known, notes, more } => {
                 let key = self.arrivals.get(&arrival).ok_or(Nonsense)?;
                 let meeting = self.meetings.get_mut(key).ok_or(Nonsense)?;
                 meeting.notes.extend(notes);
                 if !more {
-                    let place = self.orders[Class::Collective as usize].enter(meeting.takers);
-                    meeting.commit = Some((number, place));
-                    self.arrivals.remove(&arrival);
+                    self.scopes.entry(key.0).and_modify(|scope| scope.known = NonZeroU64::new(known));
+                    self.commit(arrival);
+                    self.commit_early();
                 }
+            }
+            ToHost::Dropped { arrival } => {
+                let meeting = self.arrivals.remove(&arrival).and_then(|key| self.meetings.get_mut(&key));
+                meeting.ok_or(Nonsense)?.arrive = None;
+                self.commit_early();
             }
             ToHost::Ended { scope } => {
                 if let Some(scope) = self.scopes.get_mut(&scope) {
@@ -144,14 +180,70 @@ impl Process {
                 }
             }
             ToHost::Failed { scope, failure } => {
-                if let Some(scope) = self.scopes.get_mut(&scope) {
-                    scope.failed.get_or_insert(failure);
+                if let Some(known) = self.scopes.get_mut(&scope) {
+                    known.failed.get_or_insert(failure);
+                    return Ok(Some(ToHub::Heard { scope }).filter(|_| self.meshed && !known.left));
                 }
             }
             ToHost::Over { failure } => self.end_cluster(failure),
             ToHost::Beat | ToHost::Clock { .. } => {}
         }
-        Ok(())
+        Ok(None)
+    }
+
+    fn commit(&mut self, arrival: u64) {
+        let Some(key) = self.arrivals.remove(&arrival) else { return };
+        let Some(meeting) = self.meetings.get_mut(&key) else { return };
+        meeting.commit = Some(self.orders[Class::Collective as usize].enter(meeting.takers));
+        if self.meshed {
+            let hosts: BTreeSet<_> = key.1.iter().map(|member| member.0 as usize).collect();
+            for (host, (arrival, _)) in hosts.into_iter().zip(&meeting.notes) {
+                let (last, heard) = self.heard.entry(host).or_default();
+                *last = (*last).max(*arrival);
+                heard.retain(|other| other.arrival > *last);
+            }
+        }
+    }
+
+    /// Another process has told that it has arrived.
+    pub(crate) fn hear(&mut self, host: usize, arrive: Arrive) {
+        let (last, heard) = self.heard.entry(host).or_default();
+        if arrive.arrival > *last {
+            heard.push_back(arrive);
+        }
+        if heard.len() > MOST_HEARD {
+            heard.pop_front();
+        }
+        self.commit_early();
+    }
+
+    /// Takes a collective as committed, if all have arrived, and if it is this process's only arrival whose outcome is
+    /// open. Later arrivals of this process are [behind](Arrive::behind) it, so the hub has the same order.
+    fn commit_early(&mut self) {
+        let mut last = self.arrivals.iter().rev();
+        let Some((&arrival, key)) = last.next() else { return };
+        if last.next().is_some() && !mutant::is(Rule::Hurries) || self.over.is_some() {
+            return;
+        }
+        let Some(meeting) = self.meetings.get_mut(key) else { return };
+        let Some(own) = meeting.arrive.as_ref().filter(|own| own.known.is_some()) else { return };
+        let mut notes = BTreeMap::from([(self.host, (arrival, own.note.clone()))]);
+        let is_it = |other: &Arrive| {
+            (other.known, other.number, &other.members) == (own.known, own.number, &own.members) && own.is_alike(other)
+        };
+        for host in own.members.iter().map(|member| member.0 as usize) {
+            let of = |(_, heard): &(_, VecDeque<Arrive>)| heard.iter().find(|other| is_it(other)).cloned();
+            match notes.contains_key(&host) {
+                true => {}
+                false => match self.heard.get(&host).and_then(of) {
+                    Some(other) => drop(notes.insert(host, (other.arrival, other.note))),
+                    None => return,
+                },
+            }
+        }
+        meeting.notes = notes.into_values().collect();
+        self.early.insert(arrival);
+        self.commit(arrival);
     }
 
     pub(crate) fn value(&self, key: &str) -> Option<Result<Vec<u8>, Failure>> {
@@ -197,7 +289,7 @@ impl Process {
     pub(crate) fn arrive(&mut self, key: &Key, leads: Option<Arrive>) -> Option<ToHub> {
         let meeting = self.meetings.entry(key.clone()).or_insert_with(|| {
             let takers = key.1.iter().filter(|(host, _)| *host as usize == self.host).count();
-            Box::new(Meeting { notes: Vec::new(), commit: None, takers, arrived: 0, told: Vec::new() })
+            Box::new(Meeting { notes: Vec::new(), commit: None, arrive: None, takers, arrived: 0, told: Vec::new() })
         });
         meeting.arrived += 1;
         let all = meeting.arrived == meeting.takers;
@@ -206,17 +298,28 @@ impl Process {
             Arrive { note: meeting.told.clone(), ..arrive }
         });
         let arrive = leads.filter(|arrive| all || !arrive.proxied || mutant::is(Rule::LastArrives))?;
-        self.scopes.get(&key.0).filter(|scope| !scope.left)?;
+        let scope = self.scopes.get(&key.0).filter(|scope| !(scope.left || self.meshed && scope.failed.is_some()))?;
         self.last_arrival += 1;
-        self.arrivals.insert(self.last_arrival, key.clone());
-        Some(ToHub::Arrive(Arrive { arrival: self.last_arrival, ..arrive }))
+        let (arrival, behind) = (self.last_arrival, self.early.last().copied().and_then(NonZeroU64::new));
+        let known = scope.known.filter(|_| self.meshed);
+        let arrive = Arrive { arrival, known, behind, ..arrive };
+        self.arrivals.insert(arrival, key.clone());
+        if self.meshed {
+            meeting.arrive = Some(arrive.clone());
+            self.commit_early();
+        }
+        Some(ToHub::Arrive(arrive))
     }
 
     /// The outcome of a meeting, once that is known and the turn has come. The member then has a window to close.
     pub(crate) fn committed(&mut self, key: &Key) -> Option<Result<Committed, Failure>> {
         let turn = self.orders[Class::Collective as usize].turn;
-        let commit = self.meetings.get(key).and_then(|meeting| meeting.commit);
-        let Some((number, window)) = commit else { return self.failure_of_meeting(key.0).map(Err) };
+        let meeting = self.meetings.get(key);
+        let Some(window) = meeting.and_then(|meeting| meeting.commit) else {
+            // Another process may have taken it as committed.
+            let arrived = meeting.is_some_and(|meeting| meeting.arrive.is_some()) && !mutant::is(Rule::LeavesEarly);
+            return self.failure_of_meeting(key.0).filter(|_| !arrived || self.over.is_some()).map(Err);
+        };
         if window > turn && !mutant::is(Rule::C3) {
             return self.over.clone().map(Err);
         }
@@ -226,7 +329,7 @@ impl Process {
             0 => self.meetings.remove(key).map(|meeting| meeting.notes).unwrap_or_default(),
             _ => meeting.notes.clone(),
         };
-        Some(Ok(Committed { number, notes, window }))
+        Some(Ok(Committed { notes, window }))
     }
 
     fn failure_of_meeting(&self, scope: u64) -> Option<Failure> {
@@ -270,7 +373,7 @@ impl Process {
         let orders = &mut self.orders[Class::Collective as usize];
         self.meetings.retain(|key, meeting| {
             if key.0 == scope
-                && let Some((_, place)) = meeting.commit
+                && let Some(place) = meeting.commit
             {
                 orders.open.remove(&place);
             }

@@ -79,6 +79,11 @@ impl Server {
     pub(super) fn tells(&self, near: Tell) {
         self.shared.state.lock().near = Some(near);
     }
+
+    /// From now on processes tell each other of their arrivals.
+    pub(super) fn mesh(&self) {
+        self.shared.state.lock().hub.mesh();
+    }
 }
 
 pub(super) fn check_secret(at: SocketAddr, secret: &[u8]) -> Result<()> {
@@ -219,7 +224,7 @@ impl Shared {
     }
 
     fn serve(&self, stream: &Arc<TcpStream>, from: SocketAddr, full: Option<&str>) {
-        let joined = greet::greet(stream, &self.secret, |host, size, welcome| {
+        let joined = greet::greet(stream, greet::GREETING, &self.secret, |host, size, welcome| {
             let mut state = self.state.lock();
             match state.hub.refuses(host, size).or_else(|| full.map(|why| format!("rank {host}: {why}"))) {
                 Some(why) => Err(Not::Member(why)),

@@ -112,8 +112,9 @@ pub struct Arrival<'a> {
 pub const MOST_NOTE: usize = 4096;
 
 pub struct Commit {
-    /// Its number in the cluster. It never repeats, and tells its messages from others.
-    pub number: u64,
+    /// For each of the group's hosts, in ascending order: a number that it never has again, and that tells the messages
+    /// that it sends from others.
+    pub numbers: Vec<u64>,
     /// The notes of the group's hosts, in ascending order of the hosts.
     pub notes: Vec<Vec<u8>>,
     pub window: Window,
@@ -169,7 +170,7 @@ debug_as!(Transport, |self| "{}", self.name());
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct Tag {
-    /// [`Commit::number`].
+    /// The sender's, of [`Commit::numbers`].
     pub number: u64,
     /// Steps of one collective, on one rail: 0, 1, .. Less than 16.
     pub phase: u32,

@@ -9,6 +9,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::{
     fmt::{self, Write as _},
     io::{self, ErrorKind, Read, Write},
+    num::NonZeroU64,
     sync::Arc,
     time::Duration,
 };
@@ -26,7 +27,7 @@ pub(super) const MOST_TEXT: usize = 2 << 10;
 pub(super) const MOST_MEMBERS: usize = 4096;
 
 /// The version of the protocol. Both sides must have the same.
-pub(super) const VERSION: u16 = 6;
+pub(super) const VERSION: u16 = 7;
 
 pub(crate) fn hash(text: &str) -> u64 {
     // FNV-1a.
@@ -40,6 +41,9 @@ pub(crate) fn shortened(text: &str, most: usize) -> String {
     let end = (0..=most).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
     format!("{}.. (hash {:016x})", &text[..end], hash(text))
 }
+
+/// Of the hosts of a collective, in ascending order: the number of its arrival, and its note.
+pub(crate) type Notes = Vec<(u64, Vec<u8>)>;
 
 /// A device: its process and its ordinal there.
 pub(crate) type Member = (u32, u32);
@@ -59,6 +63,8 @@ pub(crate) enum ToHub {
     Fail { scope: u64, device: Option<u32>, cause: String },
     /// The process leaves the scope: the last that it says of it, also if the scope has failed.
     End { scope: u64 },
+    /// The process knows that the scope has failed. It will not arrive there again.
+    Heard { scope: u64 },
     /// The progress numbers of its scopes.
     Beat { progress: Vec<(u64, u64)> },
     /// Asks for rank 0's clock. Its server answers, and the hub does not see it. `sent` comes back.
@@ -113,6 +119,11 @@ pub(crate) struct Arrive {
     pub members: Arc<[Member]>,
     pub number: u64,
     pub device: u32,
+    /// The hub's number of the scope, once the process knows it: then the others are told of the arrival, too
+    /// ([`mesh`](super::mesh)).
+    pub known: Option<NonZeroU64>,
+    /// An arrival of the process that it has taken as committed without the hub's word. The hub commits that one first.
+    pub behind: Option<NonZeroU64>,
     /// The members may be in other collectives meanwhile, but in no other proxied one.
     pub proxied: bool,
     pub call: Arc<str>,
@@ -127,6 +138,11 @@ impl Arrive {
         Arrive { arrival, number, note, ..self.without_note() }
     }
 
+    /// Whether these two make one collective.
+    pub fn is_alike(&self, other: &Arrive) -> bool {
+        (&self.call, self.proxied) == (&other.call, other.proxied)
+    }
+
     pub fn without_note(&self) -> Arrive {
         let (members, call, site) = (self.members.clone(), self.call.clone(), self.site.clone());
         Arrive { members, call, site, note: Vec::new(), ..*self }
@@ -139,9 +155,11 @@ pub(crate) enum ToHost {
     /// A value that the process has asked for.
     Value { key: String, value: Vec<u8> },
     /// All processes have announced this ordered scope.
-    Begun { scope: u64 },
-    /// With `more`, another frame has the next notes.
-    Commit { arrival: u64, number: u64, notes: Vec<Vec<u8>>, more: bool },
+    Begun { scope: u64, known: u64 },
+    /// The numbers and notes of all arrivals. With `more`, another frame has the next ones.
+    Commit { arrival: u64, known: u64, notes: Notes, more: bool },
+    /// In a scope that has failed: this collective is not committed.
+    Dropped { arrival: u64 },
     /// All processes have left the scope.
     Ended { scope: u64 },
     /// The scope has failed, for all processes.
@@ -272,6 +290,14 @@ pub(super) fn read<T: DeserializeOwned>(from: &mut impl Read, most: usize) -> io
     let mut body = vec![0; len];
     from.read_exact(&mut body)?;
     decode(&body)
+}
+
+/// The body of the first frame of these bytes, and what is behind it. None: they are a part of it.
+pub(super) fn first_frame(bytes: &[u8]) -> io::Result<Option<(&[u8], &[u8])>> {
+    let Some((len, rest)) = bytes.split_first_chunk() else { return Ok(None) };
+    let len = u32::from_le_bytes(*len) as usize;
+    fail_if!(len > MOST, ErrorKind::InvalidData.into());
+    Ok(rest.split_at_checked(len))
 }
 
 /// The value of a frame's body, or of a note, which it must fill.

@@ -8,7 +8,7 @@ mod scope;
 
 use super::hub::{MOST_WORDS, WORDS};
 use super::process::{Class, Process};
-use super::wire::{self, Failure, Record, ToHost, ToHub, cut, hash, shortened, text};
+use super::wire::{self, Arrive, Failure, Record, ToHost, ToHub, cut, hash, shortened, text};
 use crate::runtime::{
     ErrorInternals, WallClock,
     sync::{
@@ -54,6 +54,16 @@ pub(crate) trait Near: Send + Sync {
     fn change(&self, looking: isize, waiting: isize);
 }
 
+/// Connections by which processes tell each other that they have arrived (`mesh.rs`). The hub is told, too, so nothing
+/// depends on them.
+pub(crate) trait Mesh: Send + Sync {
+    /// Tells the other members' processes, where that needs no wait.
+    fn tell(&self, arrive: &ToHub);
+
+    /// Reads what others have told, unless another thread does.
+    fn read(&self, take: &mut dyn FnMut(usize, Arrive));
+}
+
 pub(crate) struct Local {
     inner: Mutex<Inner>,
     changed: Condvar,
@@ -68,6 +78,7 @@ struct Inner {
     tells: BTreeMap<u64, Vec<Tell>>,
     progress: BTreeMap<u64, Progress>,
     near: Option<Arc<dyn Near>>,
+    mesh: Option<Arc<dyn Mesh>>,
     /// Whom to tell of a value of the table.
     hears: VecDeque<(String, Hear)>,
     /// Scopes without names that have begun at a place of the program.
@@ -83,6 +94,13 @@ impl Local {
     /// From now on scopes are agreed on there.
     pub(crate) fn meet_near(&self, near: Arc<dyn Near>) {
         self.inner.lock().near = Some(near);
+    }
+
+    /// From now on processes tell each other of arrivals.
+    pub(crate) fn meet_by(&self, mesh: Arc<dyn Mesh>) {
+        let mut inner = self.inner.lock();
+        inner.process.mesh();
+        inner.mesh = Some(mesh);
     }
 
     /// Not once the cluster is over: a process may not know yet of rank 0's loss, and take a consequence for the cause.
@@ -125,18 +143,22 @@ impl Local {
     }
 
     fn apply(&self, frame: ToHost) -> Vec<impl FnOnce() + use<>> {
-        let mut inner = self.inner.lock();
-        if inner.process.take(frame).is_err() {
-            inner.process.end_cluster(Failure::lost(0, "it has sent nonsense"));
-        }
-        if !flag("world.take.silent") {
-            self.changed.notify_all();
-        }
-        let Inner { process, tells, .. } = &mut *inner;
-        let failed: Vec<_> = tells.keys().filter_map(|id| Some((*id, process.failure_elsewhere(*id)?))).collect();
-        let due = failed.into_iter().map(|(id, failure)| (tells.remove(&id), failure));
-        due.map(|(tells, failure)| move || tells.into_iter().flatten().for_each(|tell| tell(failure.error("a scope"))))
-            .collect()
+        let due = self.post(|Inner { process, tells, .. }| {
+            let answer = process.take(frame).unwrap_or_else(|_| {
+                process.end_cluster(Failure::lost(0, "it has sent nonsense"));
+                None
+            });
+            if !flag("world.take.silent") {
+                self.changed.notify_all();
+            }
+            let failed: Vec<_> = tells.keys().filter_map(|id| Some((*id, process.failure_elsewhere(*id)?))).collect();
+            let due: Vec<_> = failed.into_iter().map(|(id, failure)| (tells.remove(&id), failure)).collect();
+            (due, answer)
+        });
+        let tell = |(tells, failure): (Option<Vec<Tell>>, Failure)| {
+            move || tells.into_iter().flatten().for_each(|tell| tell(failure.error("a scope")))
+        };
+        due.into_iter().map(tell).collect()
     }
 
     /// The hub is lost, or this process has left.
@@ -172,7 +194,10 @@ impl Local {
         inner.sending = true;
         while let Some(frame) = inner.outgoing.pop_front() {
             let near = inner.near.clone().filter(|_| !matches!(frame, ToHub::Set { .. } | ToHub::Get { .. }));
+            let told = matches!(&frame, ToHub::Arrive(arrive) if arrive.known.is_some());
+            let mesh = inner.mesh.clone().filter(|_| told);
             drop(inner);
+            mesh.iter().for_each(|mesh| mesh.tell(&frame));
             if let Some(near) = near {
                 self.append(&*near, frame);
             } else if let Err(failure) = (self.link)(frame)
@@ -204,13 +229,23 @@ impl Local {
         op: &'static str,
         mut answer: impl FnMut(&mut Process) -> Option<Result<T, Failure>>,
     ) -> Result<T> {
-        let near = self.near();
+        let (near, mesh) = (self.near(), self.inner.lock().mesh.clone());
+        let alone = near.is_none() && mesh.is_none();
+        let look = |must| {
+            near.iter().for_each(|near| self.look(&**near, must));
+            mesh.iter().for_each(|mesh| {
+                mesh.read(&mut |host, arrive| {
+                    self.inner.lock().process.hear(host, arrive);
+                    self.changed.notify_all();
+                });
+            });
+        };
         // At first the others are not told that this process waits: they could wake its thread in vain.
-        for _ in 0..if near.is_none() || is_crowded() { 0 } else { SPINS } {
+        for _ in 0..if alone || is_crowded() { 0 } else { SPINS } {
             if let Some(answer) = answer(&mut self.inner.lock().process) {
                 return answer.map_err(|failure| failure.error(op));
             }
-            near.iter().for_each(|near| self.look(&**near, false));
+            look(false);
             spin_loop();
         }
         let change = |looking, waiting| near.iter().for_each(|near| near.change(looking, waiting));
@@ -222,7 +257,7 @@ impl Local {
                 break answer;
             }
             let late = start.get_or_insert_with(Instant::now).elapsed() >= LOOKS;
-            let tired = yield_rounds() == 0 || late;
+            let tired = alone || yield_rounds() == 0 || late;
             if tired && (sleeps || near.is_none()) {
                 self.changed.wait(&mut inner);
                 continue;
@@ -232,7 +267,7 @@ impl Local {
                 sleeps = true;
                 change(-1, 1);
             }
-            near.iter().for_each(|near| self.look(&**near, sleeps));
+            look(sleeps);
             if !tired {
                 thread::yield_now();
             }

@@ -72,12 +72,12 @@ fn flow(hier: &HierarchicalCall<'_, '_>, request: &Request, amount: Amount<'_>) 
 
     let (told, commit) = hier.meet(Payload::Value(Contained::new(Box::new(staged))), |_| Vec::new())?;
     let stages: Vec<Arc<PinnedBuffer<u8>>> = told.iter().map(|told| value_of(told)).collect();
-    let number = commit.number;
+    let numbers = commit.numbers;
     drop(commit.window);
-    let tag = |to: usize| Tag { number, phase: 0, rail: across.places[to].device as u32 };
+    let tag = |host: usize, to: usize| Tag { number: numbers[host], phase: 0, rail: across.places[to].device as u32 };
     let receive = |((host, rank), into): ((usize, usize), PinnedBuffer<u8>)| {
         let len = amount(rank, me) * size;
-        Message::Receive { from: hosts[host].host, tag: tag(me), into, len }
+        Message::Receive { from: hosts[host].host, tag: tag(host, me), into, len }
     };
     let mut messages: Vec<Message> = senders.iter().copied().zip(room).map(receive).collect();
     for (host, members) in hosts.iter().enumerate().filter(|(host, _)| *host != across.me) {
@@ -86,7 +86,12 @@ fn flow(hier: &HierarchicalCall<'_, '_>, request: &Request, amount: Amount<'_>) 
             for (stage, &from) in stages.iter().zip(own) {
                 let range = place(amount, from, to, size);
                 if !range.is_empty() {
-                    messages.push(Message::Send { to: hosts[host].host, tag: tag(to), bytes: stage.clone(), range });
+                    messages.push(Message::Send {
+                        to: hosts[host].host,
+                        tag: tag(across.me, to),
+                        bytes: stage.clone(),
+                        range,
+                    });
                 }
             }
         }

@@ -56,7 +56,7 @@ pub(super) struct HostRail {
     pieces: VecDeque<HostPiece>,
     dtype: DType,
     job: Job,
-    number: u64,
+    numbers: Vec<u64>,
     /// The first piece has had the first of its two exchanges.
     begun: bool,
 }
@@ -147,7 +147,7 @@ impl HostSide for HostRail {
         self.phase = if proxied { Tag::PROXIED } else { 0 };
         // Nothing waits on a device: the next collective may go on.
         drop(commit.window);
-        self.number = commit.number;
+        self.numbers = commit.numbers;
         Ok(())
     }
 }
@@ -169,7 +169,7 @@ impl HostRail {
             pieces: VecDeque::new(),
             dtype: plan.dtype,
             job: plan.job,
-            number: 0,
+            numbers: Vec::new(),
             begun: false,
         }
     }
@@ -186,19 +186,19 @@ impl HostRail {
                 0 => (piece.share.to_owners(), &piece.staged, mem::take(&mut piece.parts)),
                 _ => (piece.share.to_all(true), &piece.own, mem::take(&mut piece.all)),
             };
-            let tag = |to: usize| {
+            let tag = |from: usize, to: usize| {
                 let phase = self.phase + phase as u32;
-                Tag { number: self.number, phase, rail: self.devices[to] }
+                Tag { number: self.numbers[from], phase, rail: self.devices[to] }
             };
             for end in ends {
                 match end {
                     End::Send(to, range) => {
-                        let (tag, to) = (tag(to), self.hosts[to]);
+                        let (tag, to) = (tag(self.me, to), self.hosts[to]);
                         sends.push(Message::Send { to, tag, bytes: bytes.clone(), range });
                     }
                     End::Receive(from, range) => {
                         let into = room.remove(&range.start).expect("it was split for these messages");
-                        let (tag, from) = (tag(self.me), self.hosts[from]);
+                        let (tag, from) = (tag(from, self.me), self.hosts[from]);
                         messages.push(Message::Receive { from, tag, into, len: range.len() });
                         places.push((phase, range.start));
                     }

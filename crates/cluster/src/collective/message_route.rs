@@ -139,11 +139,10 @@ impl MessageRoute {
         }
     }
 
-    pub fn send(&self, first: Commit, batches: Vec<Vec<Held>>, again: Again<'_>, cancel_on: &CancelOn) -> Result<()> {
-        drop(first.window);
+    pub fn send(&self, first: u64, batches: Vec<Vec<Held>>, again: Again<'_>, cancel_on: &CancelOn) -> Result<()> {
         match self {
             MessageRoute::Host { transport, peer, receiver } => {
-                let tag = tag(first.number, *receiver);
+                let tag = tag(first, *receiver);
                 let message = |held| match held {
                     Held::Host(bytes) => Some(Message::Send { to: *peer, tag, range: 0..bytes.len(), bytes }),
                     Held::Device(_) => None,

@@ -108,7 +108,9 @@ pub(super) fn send(group: &Group<'_>, (call, label): (&Call, Label), outgoing: &
             route.ready(&batches)?;
             let place = pair.members[0];
             let commit = scope.meet(pair.arrival(place, &call, note))?;
-            route.send(commit, batches, &|batch| scope.meet(pair.again(place, &call, batch)), &cancel_on)
+            drop(commit.window);
+            let number = commit.numbers[usize::from(place.host > pair.members[1].host)];
+            route.send(number, batches, &|batch| scope.meet(pair.again(place, &call, batch)), &cancel_on)
         };
         if let Err(error) = send() {
             gang.poison(device, error);
@@ -129,9 +131,9 @@ pub(super) fn receive<'g>(
     let _waits = dev.note_call(call);
     let pair = Pair::new(&hier, label, from, rank);
     let commit = hier.done(hier.scope.meet(pair.arrival(pair.members[1], call, Vec::new())))?;
-    let (number, sender) = (commit.number, across.places[from].host);
+    let sender = usize::from(across.places[from].host > across.places[rank].host);
     drop(commit.window);
-    let note = commit.notes.get(usize::from(sender > across.places[rank].host));
+    let (number, note) = (commit.numbers[sender], commit.notes.get(sender));
     let again: Again<'_> = &|batch| hier.scope.meet(pair.again(pair.members[1], call, batch));
     let arrive = || {
         let head = match note.and_then(|note| Noted::read(note)) {

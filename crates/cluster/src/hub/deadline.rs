@@ -45,7 +45,7 @@ impl Hub {
     fn look_for_the_silent(&mut self) {
         let (now, limits) = (self.now, self.limits);
         let silent = |host: &super::Host| now - host.heard >= limits.heartbeat_timeout;
-        let found = self.hosts.iter().find(|(host, known)| !self.left.contains(host) && silent(known));
+        let found = self.hosts.iter().find(|(host, known)| !self.has_left(**host) && silent(known));
         if let Some((&host, _)) = found {
             let why = format!("it has said nothing for {:?}", limits.heartbeat_timeout);
             return self.end(Failure::lost(host, why));

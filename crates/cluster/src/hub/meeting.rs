@@ -1,7 +1,7 @@
 //! Collectives that some hosts of a group have arrived at.
 
 use super::super::mutant::{self, Rule};
-use super::super::wire;
+use super::super::wire::{self, Notes};
 use super::{Arrive, Call, Duration, Failure, Kind, Member, Out, Scope, ToHost, cut};
 use crate::traits::OUTBOX;
 use smallvec::SmallVec;
@@ -65,23 +65,23 @@ impl Meeting {
     }
 
     /// Tells all its hosts, or one of them only.
-    pub fn commit(mut self, number: u64, only: Option<usize>, out: &mut Out) {
-        let mut frames: Vec<Vec<Vec<u8>>> = vec![Vec::new()];
+    pub fn commit(mut self, known: u64, only: Option<usize>, out: &mut Out) {
+        let mut frames: Vec<Notes> = vec![Vec::new()];
         let mut bytes = 0;
         for arrive in self.arrived.values_mut() {
             if bytes + arrive.note.len() > MOST_NOTES {
                 frames.push(Vec::new());
                 bytes = 0;
             }
-            bytes += arrive.note.len() + 3;
+            bytes += arrive.note.len() + 13;
             if let Some(frame) = frames.last_mut() {
-                frame.push(std::mem::take(&mut arrive.note));
+                frame.push((arrive.arrival, std::mem::take(&mut arrive.note)));
             }
         }
         for (host, arrive) in self.arrived.iter().filter(|(host, _)| only.is_none_or(|only| only == **host)) {
             for (at, notes) in frames.iter().enumerate() {
                 let (arrival, notes, more) = (arrive.arrival, notes.clone(), at + 1 < frames.len());
-                out.push((*host, ToHost::Commit { arrival, number, notes, more }));
+                out.push((*host, ToHost::Commit { arrival, known, notes, more }));
             }
         }
     }
@@ -113,8 +113,7 @@ impl Scope {
         }
         let Some(meeting) = self.meetings.get(&key) else { return Next::Wait };
         let own = &meeting.arrived[&host];
-        let differs = |other: &Arrive| (&other.call, other.proxied) != (&own.call, own.proxied);
-        let other = meeting.arrived.iter().find(|(_, other)| differs(other)).map(|(other, _)| *other);
+        let other = meeting.arrived.iter().find(|(_, other)| !other.is_alike(own)).map(|(other, _)| *other);
         if let Some(other) = other {
             return mismatch(Kind::Call, meeting.call(other), meeting.call(host));
         }

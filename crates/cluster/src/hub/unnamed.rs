@@ -82,7 +82,7 @@ impl Hub {
         let id = announced.id;
         self.hosts.entry(host).or_default().scopes.insert(id, number);
         let Some(scope) = self.scopes.get_mut(&number) else { return };
-        scope.parts.insert(host, Part { announced, ended: None });
+        scope.parts.insert(host, Part { announced, heard: scope.failed.is_some(), ended: None });
         let mismatch = if differs { scope.places_differ(host) } else { None };
         match (scope.failed.clone(), fails.or(mismatch)) {
             (Some(failure), _) => self.out.push((host, ToHost::Failed { scope: id, failure })),

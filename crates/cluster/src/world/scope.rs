@@ -40,11 +40,13 @@ impl WorldScope for Scope {
         let (members, call, site) = told(members, call, site);
         let key: Key = (self.id, members.clone(), number);
         let (arrival, scope, device) = (0, self.id, place.device as u32);
-        let arrive = Arrive { arrival, scope, members, number, device, proxied, call, site, note };
+        let (known, behind) = (None, None);
+        let arrive = Arrive { arrival, scope, members, number, device, known, behind, proxied, call, site, note };
         self.local.post(|inner| ((), inner.process.arrive(&key, leads.then_some(arrive))));
         let committed = self.local.wait("a collective", |process| process.committed(&key))?;
         let window = self.local.window(Class::Collective, committed.window);
-        Ok(Commit { number: committed.number, notes: committed.notes, window })
+        let (numbers, notes) = committed.notes.into_iter().unzip();
+        Ok(Commit { numbers, notes, window })
     }
 
     fn fail(&self, device: Option<usize>, cause: &Error) {

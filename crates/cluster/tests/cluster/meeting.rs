@@ -127,7 +127,7 @@ fn another_version_of_rank_0() {
     // The other process finds the port taken, and is of no interest.
     let mut fleet = Fleet::start_with(LONG, &[1, 1], port, |_, _| {});
     let (_, error) = fleet.until(1, "error ");
-    assert!(error.contains("rank 0 speaks version 99 of the protocol, rank 1 version 6"), "{error}");
+    assert!(error.contains("rank 0 speaks version 99 of the protocol, rank 1 version 7"), "{error}");
     assert!(!fleet.ends(1));
 }
 

@@ -214,9 +214,9 @@ pub fn child(builder: Builder, more: &[&str]) -> Result<(), Error> {
 #[test]
 fn correct_programs_end_with_the_right_numbers() {
     let seconds = cases(2, 10);
-    for (seed, devices) in cases(&[(1, &[2, 2][..]), (2, &[1, 2, 1])][..], &[(3, &[2, 1, 2]), (4, &[2, 2])]) {
-        // By a journal, and by rank 0's hub.
-        let meeting = ["hub", "auto"][seed % 2];
+    let short = &[(1, &[2, 2][..]), (2, &[1, 2, 1]), (3, &[2, 1])][..];
+    for (seed, devices) in cases(short, &[(4, &[2, 1, 2]), (5, &[2, 2]), (6, &[2, 2, 1])]) {
+        let meeting = ["hub", "auto", "mesh"][seed % 3];
         let set = |_, process: &mut Command| {
             process.env("GPU_POOL_MEETING", meeting);
         };

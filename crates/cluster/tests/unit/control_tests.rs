@@ -58,7 +58,7 @@ fn meet(scope: &dyn WorldScope, host: usize, members: &[Place], number: u64, cal
     let commit = scope.meet(Arrival { members, number, place, call, site, leads: true, proxied: false, note })?;
     let expected: Vec<_> = members.iter().map(|place| vec![place.host as u8]).collect();
     assert_eq!(commit.notes, expected);
-    Ok(commit.number)
+    Ok(commit.numbers[0])
 }
 
 const ALL: [Place; 2] = [Place { host: 0, device: 0 }, Place { host: 1, device: 0 }];

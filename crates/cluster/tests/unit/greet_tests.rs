@@ -15,7 +15,8 @@ fn hub_against(process: impl FnOnce(TcpStream) + Send) -> String {
     let (here, there) = ends();
     thread::scope(|s| {
         s.spawn(move || process(here));
-        let joined = greet(&there, b"x", |_, _, _| unreachable!("it has not proved that it knows the secret"));
+        let joined =
+            greet(&there, GREETING, b"x", |_, _, _| unreachable!("it has not proved that it knows the secret"));
         let (Not::Stranger(why) | Not::Member(why)) = joined.unwrap_err();
         why
     })
@@ -75,7 +76,7 @@ fn who_is_missed_and_who_is_a_stranger() {
                 }
             });
             let text = |error: io::Error| Not::Stranger(error.to_string());
-            greet(&there, b"x", |_, _, welcome| welcome().map_err(text)).map(drop)
+            greet(&there, GREETING, b"x", |_, _, welcome| welcome().map_err(text)).map(drop)
         })
     };
     let versions = format!("version {} of the protocol, rank 0 version {VERSION}", VERSION - 1);

@@ -7,7 +7,8 @@
 //! * what must succeed does: a failed scope leaves the next one in order.
 //!
 //! It does so for processes that are connected to the hub, and for those that meet by a journal, where each has a
-//! replica of the hub (`near.rs`): a record is appended in one step, and a process reads at any time.
+//! replica of the hub (`near.rs`): a record is appended in one step, and a process reads at any time. And it does so
+//! for those that also tell each other of arrivals (`mesh.rs`): such a word comes at any time.
 //!
 //! For each rule of `docs/src/design/cluster.md` there is a program that fails when the rule is broken.
 //!
@@ -21,7 +22,7 @@ use crate::{
 };
 use std::{
     cell::Cell,
-    collections::{BTreeMap, HashSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashSet, VecDeque},
     hash::{DefaultHasher, Hash, Hasher},
     ops::{Deref, DerefMut},
     rc::Rc,
@@ -66,12 +67,24 @@ enum Broken {
     OwnClock,
 }
 
+/// How the processes meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Hub,
+    Journal,
+    Mesh,
+}
+
 #[derive(Clone, Copy, Default)]
 struct Program {
     /// For each process: threads that begin scopes, each with the scopes that it begins one after the other.
     hosts: &'static [&'static [&'static [Script]]],
     kills: usize,
     ticks: u32,
+    /// Of steps before all have begun, and behind the last collective, only one order is tried.
+    middle: bool,
+    /// So many states are tried, if all are too many for a test.
+    some: Option<usize>,
     /// Scopes that must succeed in all processes if nobody is killed.
     succeeds: &'static [&'static str],
 }
@@ -97,7 +110,7 @@ struct Runner {
 struct Device {
     at: usize,
     arrived: bool,
-    /// A committed collective and its window, before the launch.
+    /// A committed collective, by its number in the search, and its window, before the launch.
     committed: Option<(u64, u64)>,
     /// A collective that was launched.
     launched: Option<u64>,
@@ -111,7 +124,6 @@ struct Host {
     /// The scopes that wait for the devices, and the collectives that the devices have been given.
     queue: VecDeque<u64>,
     stream: VecDeque<u64>,
-    last: u64,
     alive: bool,
     known_dead: bool,
     to_hub: VecDeque<ToHub>,
@@ -119,6 +131,8 @@ struct Host {
     /// Where the processes meet by a journal: the records to read.
     replica: Option<Part<Hub>>,
     journal: VecDeque<(usize, Record)>,
+    /// By host: the arrivals that it has told this one.
+    words: BTreeMap<usize, VecDeque<Arrive>>,
     last_told: Option<Arrive>,
     results: Vec<(&'static str, bool)>,
 }
@@ -174,8 +188,7 @@ struct State {
 
 struct Search {
     program: Program,
-    /// The processes meet by a journal.
-    near: bool,
+    way: Way,
     mutant: Option<Broken>,
 }
 
@@ -197,8 +210,14 @@ impl Search {
                 }
                 let before = stack.len();
                 self.next(&state, &mut stack)?;
+                if self.program.middle && !self.is_busy(&state) {
+                    stack.truncate(before + 1);
+                }
                 if stack.len() == before {
                     self.finished(&state)?;
+                }
+                if self.program.some == Some(seen.len()) {
+                    break;
                 }
                 if seen.len() > 2_000_000 {
                     return Err("too many states".to_owned());
@@ -216,19 +235,27 @@ impl Search {
         let hour = Duration::from_secs(3600);
         let limits = Limits { size, heartbeat_timeout: hour, connect_timeout: hour };
         let mut hub = Hub::new(limits);
+        let meshed = self.way == Way::Mesh;
+        if meshed {
+            hub.mesh();
+        }
         let host = |(host, runners): (usize, &&[&[Script]])| {
+            let mut process = Process::new(host);
+            if meshed {
+                process.mesh();
+            }
             Part::new(Host {
-                process: Process::new(host),
+                process,
                 runners: vec![Runner::default(); runners.len()],
                 queue: VecDeque::new(),
                 stream: VecDeque::new(),
-                last: 0,
                 alive: true,
                 known_dead: false,
                 to_hub: VecDeque::new(),
                 to_host: VecDeque::new(),
-                replica: self.near.then(|| Part::new(Hub::replica(limits, host))),
+                replica: (self.way == Way::Journal).then(|| Part::new(Hub::replica(limits, host))),
                 journal: VecDeque::new(),
+                words: BTreeMap::new(),
                 last_told: None,
                 results: Vec::new(),
             })
@@ -238,6 +265,21 @@ impl Search {
         State { hub: Part::new(hub), hosts, members: BTreeMap::new(), kills: 0, ticks: 0 }
     }
 
+    fn has_begun(state: &State) -> bool {
+        let begun = |runner: &Runner| runner.scope > 0 || matches!(runner.phase, Phase::Runs | Phase::Ends);
+        state.hosts.iter().all(|host| !host.alive || host.runners.iter().all(begun))
+    }
+
+    /// All have begun, and some device has something to do.
+    fn is_busy(&self, state: &State) -> bool {
+        let busy = |(runner, scripts): (&Runner, &&[Script])| {
+            let Some((_, scripts)) = scripts.get(runner.scope) else { return false };
+            runner.devices.iter().zip(*scripts).any(|(device, script)| !device.failed && device.at < script.len())
+        };
+        let mut hosts = state.hosts.iter().zip(self.program.hosts);
+        Self::has_begun(state) && hosts.any(|(host, scripts)| host.runners.iter().zip(*scripts).any(busy))
+    }
+
     fn kill(&self, state: &State, stack: &mut Vec<State>) {
         for host in (0..state.hosts.len()).filter(|host| state.hosts[*host].alive) {
             let mut next = state.clone();
@@ -245,6 +287,7 @@ impl Search {
             next.hosts[host].alive = false;
             next.hosts[host].to_host.clear();
             next.hosts[host].journal.clear();
+            next.hosts[host].words.clear();
             stack.push(next);
         }
     }
@@ -269,12 +312,13 @@ impl Search {
     /// All states after one step.
     fn next(&self, state: &State, stack: &mut Vec<State>) -> Result<(), String> {
         let before = stack.len();
+        let near = self.way == Way::Journal;
         for at in 0..state.hosts.len() {
             let host = &state.hosts[at];
             if !host.to_hub.is_empty() {
                 let mut next = state.clone();
                 match next.hosts[at].to_hub.pop_front() {
-                    Some(frame) if self.near => {
+                    Some(frame) if near => {
                         let record = Record::Frame(frame);
                         let short = record.short(next.hosts[at].last_told.as_ref());
                         if let Record::Frame(ToHub::Arrive(arrive)) = &record {
@@ -289,9 +333,8 @@ impl Search {
                         next.append(&record, |host| !first || host != at);
                     }
                     Some(frame) => {
-                        let members = members_of(&frame);
                         let out = next.hub.frame(at, frame);
-                        next.send(out, &members);
+                        next.send(out);
                     }
                     None => {}
                 }
@@ -303,10 +346,10 @@ impl Search {
                     next.hosts[at].known_dead = true;
                     let out = next.hub.lost(at, "killed");
                     // Rank 0 tells it there first. Its own loss each finds by itself.
-                    if self.near && at != 0 {
+                    if near && at != 0 {
                         next.append(&(0, Record::Over(Failure::lost(at, "killed"))), |_| true);
                     }
-                    next.send(out, &[]);
+                    next.send(out);
                     stack.push(next);
                 }
                 continue;
@@ -318,7 +361,8 @@ impl Search {
                 }
                 let host = &mut next.hosts[at];
                 if let Some(frame) = host.to_host.pop_front() {
-                    host.process.take(frame).map_err(|_| "the hub has sent nonsense".to_owned())?;
+                    let answer = host.process.take(frame).map_err(|_| "the hub has sent nonsense".to_owned())?;
+                    host.to_hub.extend(answer);
                 }
                 stack.push(next);
             }
@@ -327,21 +371,29 @@ impl Search {
                 next.read(at)?;
                 stack.push(next);
             }
+            for from in host.words.keys() {
+                let mut next = state.clone();
+                let host = &mut *next.hosts[at];
+                let words = host.words.get_mut(from).expect("it is a key");
+                host.process.hear(*from, words.pop_front().expect("one word at least"));
+                host.words.retain(|_, words| !words.is_empty());
+                stack.push(next);
+            }
             for runner in 0..host.runners.len() {
                 self.runner(state, at, runner, stack)?;
             }
         }
         // At any time some ticks pass; when nothing else can happen, as many as are needed.
         let still = stack.len() == before;
-        let sure = if self.near { self.program.ticks.div_ceil(TICKS) } else { self.program.ticks };
+        let sure = if near { self.program.ticks.div_ceil(TICKS) } else { self.program.ticks };
         if state.ticks < sure || still && state.ticks < 4 * self.program.ticks {
             let mut next = state.clone();
             next.ticks += 1;
             let clock = DEADLINE / 4 * next.ticks;
             let out = next.hub.tick(clock);
-            next.send(out, &[]);
+            next.send(out);
             match self.mutant {
-                _ if !self.near => stack.push(next),
+                _ if !near => stack.push(next),
                 Some(Broken::OwnClock) => stack.extend((0..next.hosts.len()).map(|own| {
                     let mut next = next.clone();
                     next.append(&(0, Record::Tick(clock)), |host| host == own);
@@ -391,6 +443,7 @@ impl Search {
                 }
                 stack.push(next);
             }
+            Phase::Runs if self.program.middle && !Self::has_begun(state) => {}
             Phase::Runs => {
                 if queue.front() != Some(&now.id) {
                     return Ok(());
@@ -441,7 +494,7 @@ impl Search {
             let head = |(host, _): &Member| hosts[*host as usize].stream.front() == Some(&commit);
             groups.get(&commit).is_some_and(|members| members.iter().all(head))
         };
-        let Host { process, runners, stream, to_hub, last, .. } = &mut *hosts[at];
+        let Host { process, runners, stream, to_hub, .. } = &mut *hosts[at];
         let Runner { id, devices, .. } = &mut runners[which];
         let device = &mut devices[number];
         let Some(op) = script.get(device.at).filter(|_| !device.failed) else { return Ok(()) };
@@ -473,10 +526,6 @@ impl Search {
                     }
                 } else if let Some((commit, window)) = device.committed {
                     if self.mutant != Some(Broken::LooksAtItsGang) || !gang_failed {
-                        if commit <= *last {
-                            return Err(format!("host {at} launches {commit} after {last}"));
-                        }
-                        *last = commit;
                         stream.push_back(commit);
                         device.launched = Some(commit);
                     } else {
@@ -490,19 +539,27 @@ impl Search {
                         members,
                         number: key.2,
                         device: number as u32,
+                        known: None,
+                        behind: None,
                         proxied: false,
                         call: "".into(),
                         site: "".into(),
                         note: Vec::new(),
                     };
-                    to_hub.extend(process.arrive(&key, Some(arrive)));
                     device.arrived = true;
+                    let told = process.arrive(&key, Some(arrive));
+                    next.tell(at, told);
                 } else {
                     match process.committed(&key) {
                         None => return Ok(()),
                         Some(Err(_)) => device.failed = true,
                         Some(Ok(taken)) => {
-                            device.committed = Some((taken.number, taken.window));
+                            // Of the first of its hosts the arrival.
+                            let commit = u64::from(group[0]) << 32 | taken.notes[0].0;
+                            device.committed = Some((commit, taken.window));
+                            if groups.entry(commit).or_insert_with(|| members.to_vec())[..] != members[..] {
+                                return Err(format!("host {at} has another commit {commit}"));
+                            }
                             if self.mutant == Some(Broken::ClosesEarly) {
                                 process.close(Class::Collective, taken.window);
                             }
@@ -517,6 +574,21 @@ impl Search {
 }
 
 impl State {
+    /// What a process tells the hub, and perhaps others.
+    fn tell(&mut self, at: usize, told: Option<ToHub>) {
+        if let Some(ToHub::Arrive(arrive)) = &told
+            && arrive.known.is_some()
+        {
+            let others: BTreeSet<_> = arrive.members.iter().map(|member| member.0 as usize).collect();
+            for host in others.into_iter().filter(|host| *host != at) {
+                if self.hosts[host].alive {
+                    self.hosts[host].words.entry(at).or_default().push_back(arrive.clone());
+                }
+            }
+        }
+        self.hosts[at].to_hub.extend(told);
+    }
+
     /// Appends a record, for these hosts to read.
     fn append(&mut self, record: &(usize, Record), reads: impl Fn(usize) -> bool) {
         let reading = self.hosts.iter_mut().enumerate().filter(|(host, state)| state.alive && reads(*host));
@@ -527,47 +599,23 @@ impl State {
     fn read(&mut self, at: usize) -> Result<(), String> {
         let Host { process, replica: Some(replica), journal, .. } = &mut *self.hosts[at] else { return Ok(()) };
         let Some((from, record)) = journal.pop_front() else { return Ok(()) };
-        let members = match &record {
-            Record::Frame(frame) => members_of(frame),
-            Record::Next { .. } => {
-                members_of(&ToHub::Arrive(replica.hosts[&from].last_arrival.clone().expect("an arrival")))
-            }
-            Record::Tick(_) | Record::Over(_) => Vec::new(),
-        };
         let records = match record {
             Record::Tick(clock) => (0..TICKS).map(|tick| Record::Tick(clock * TICKS + DEADLINE / 4 * tick)).collect(),
             other => vec![other],
         };
         let out: Vec<_> = records.into_iter().flat_map(|record| replica.record(from, Ok(record))).collect();
         for (_, frame) in out.into_iter().filter(|(to, _)| *to == at) {
-            if let ToHost::Commit { number, .. } = &frame {
-                let known = self.members.entry(*number).or_insert_with(|| members.clone());
-                if *known != members {
-                    return Err(format!("host {at} has another commit {number}"));
-                }
-            }
             process.take(frame).map_err(|_| "a replica has sent nonsense".to_owned())?;
         }
         Ok(())
     }
 
-    /// `members`: of the collective that these frames commit, if they do.
-    fn send(&mut self, out: Out, members: &[Member]) {
+    fn send(&mut self, out: Out) {
         for (host, frame) in out {
-            if let ToHost::Commit { number, .. } = &frame {
-                self.members.insert(*number, members.to_vec());
-            }
             if self.hosts[host].alive && frame != ToHost::Beat {
                 self.hosts[host].to_host.push_back(frame);
             }
         }
-    }
-}
-
-fn members_of(frame: &ToHub) -> Vec<Member> {
-    match frame {
-        ToHub::Arrive(arrive) => arrive.members.to_vec(),
-        _ => Vec::new(),
     }
 }
 

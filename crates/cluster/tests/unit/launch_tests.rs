@@ -300,11 +300,12 @@ proptest! {
 /// Once each value but `hub` counted as `auto`.
 #[test]
 fn a_way_to_meet_is_known_or_refused() {
-    let by = |way: &str| meets_by_hub(&|_| Ok(Some(way.to_owned())));
-    assert_eq!([" hub", "auto", " "].map(|way| by(way).unwrap()), [true, false, false]);
-    assert!(!meets_by_hub(&|_| Ok(None)).unwrap());
+    let by = |way: &str| meeting(&|_| Ok(Some(way.to_owned())));
+    let (auto, mesh, hub) = (Meeting::Auto, Meeting::Mesh, Meeting::Hub);
+    assert_eq!([" hub", "mesh", "auto", " "].map(|way| by(way).unwrap()), [hub, mesh, auto, auto]);
+    assert_eq!(meeting(&|_| Ok(None)).unwrap(), auto);
     assert!(by("Hub").unwrap_err().to_string().contains("GPU_POOL_MEETING is `Hub`"));
-    assert!(meets_by_hub(&|name| Err(NotText(name.to_owned()))).is_err());
+    assert!(meeting(&|name| Err(NotText(name.to_owned()))).is_err());
 }
 
 /// Each variable that is no text, or no number, is an error that names it. No error has the secret.

@@ -47,7 +47,7 @@ fn welcome(listener: &TcpListener) -> TcpStream {
     let stream = listener.accept().unwrap().0;
     let join =
         |_, _, welcome: &mut dyn FnMut() -> std::io::Result<()>| welcome().map_err(|e| Not::Stranger(e.to_string()));
-    greet::greet(&stream, b"x", join).unwrap();
+    greet::greet(&stream, greet::GREETING, b"x", join).unwrap();
     stream
 }
 

@@ -23,8 +23,10 @@ fn process_of(hub: impl FnOnce(TcpStream) + Send, heartbeat_timeout: Duration, t
     thread::scope(|s| {
         s.spawn(move || {
             let stream = listener.accept().unwrap().0;
-            greet::greet(&stream, b"x", |_, _, welcome| welcome().map_err(|e| greet::Not::Stranger(e.to_string())))
-                .unwrap();
+            greet::greet(&stream, greet::GREETING, b"x", |_, _, welcome| {
+                welcome().map_err(|e| greet::Not::Stranger(e.to_string()))
+            })
+            .unwrap();
             stream.set_read_timeout(None).unwrap();
             hub(stream);
         });
@@ -75,7 +77,7 @@ fn a_hub_that_sends_garbage_is_lost() {
 fn a_commit_of_nothing_is_nonsense() {
     process_of(
         |mut stream| {
-            let commit = |arrival| wire::ToHost::Commit { arrival, number: 1, notes: Vec::new(), more: false };
+            let commit = |arrival| wire::ToHost::Commit { arrival, known: 1, notes: Vec::new(), more: false };
             // A scope that ended meanwhile is no mistake, an arrival that never was is one.
             wire::write(&mut stream, &wire::ToHost::Ended { scope: 7 }).unwrap();
             wire::write(&mut stream, &wire::ToHost::Value { key: "a".to_owned(), value: vec![1] }).unwrap();

@@ -30,8 +30,9 @@ fn failure() -> impl Strategy<Value = Failure> {
 fn to_host() -> impl Strategy<Value = ToHost> {
     prop_oneof![
         (any::<u64>(), failure()).prop_map(|(scope, failure)| ToHost::Failed { scope, failure }),
-        (any::<u64>(), any::<u64>(), any::<Vec<Vec<u8>>>(), any::<bool>())
-            .prop_map(|(arrival, number, notes, more)| ToHost::Commit { arrival, number, notes, more }),
+        (any::<u64>(), any::<u64>(), any::<Notes>(), any::<bool>())
+            .prop_map(|(arrival, known, notes, more)| ToHost::Commit { arrival, known, notes, more }),
+        any::<u64>().prop_map(|arrival| ToHost::Dropped { arrival }),
         failure().prop_map(|failure| ToHost::Over { failure }),
     ]
 }
@@ -42,8 +43,9 @@ fn to_hub() -> impl Strategy<Value = ToHub> {
         (".*", any::<Vec<u8>>()).prop_map(|(key, value)| ToHub::Set { key, value }),
         arrive.prop_map(|(number, members, device, proxied, call, note)| {
             let (site, members, call) = ("src/main.rs:1:1".into(), members.into(), call.into());
-            let (arrival, scope) = (number, number);
-            ToHub::Arrive(Arrive { arrival, scope, members, number, device, proxied, call, site, note })
+            let (arrival, scope, known, behind) =
+                (number, number, NonZeroU64::new(number), NonZeroU64::new(number / 2));
+            ToHub::Arrive(Arrive { arrival, scope, members, number, device, known, behind, proxied, call, site, note })
         }),
         any::<Vec<(u64, u64)>>().prop_map(|progress| ToHub::Beat { progress }),
         (any::<u64>(), any::<Option<u32>>(), ".*").prop_map(|(scope, device, cause)| ToHub::Fail {
@@ -71,6 +73,8 @@ fn no_frame_is_larger_than_the_limit() {
         members: vec![(u32::MAX, u32::MAX); MOST_MEMBERS].into(),
         number: u64::MAX,
         device: u32::MAX,
+        known: Some(NonZeroU64::MAX),
+        behind: Some(NonZeroU64::MAX),
         proxied: true,
         call: text.as_str().into(),
         site: text.into(),

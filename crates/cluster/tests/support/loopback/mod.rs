@@ -286,7 +286,8 @@ impl WorldScope for Part {
                         }
                         hub.changed.notify_all();
                     };
-                    return Ok(Commit { number, notes, window: Window::new(close) });
+                    let numbers = vec![number; hosts.len()];
+                    return Ok(Commit { numbers, notes, window: Window::new(close) });
                 }
             } else if let Some(failure) = self.failure(&state) {
                 return Err(failure);

@@ -26,7 +26,8 @@ fn hub() -> Hub {
 
 fn arrive(members: &[Member], number: u64, proxied: bool) -> Arrive {
     let (call, site, members) = ("a sum".into(), "".into(), members.into());
-    Arrive { arrival: 0, scope: 1, members, number, device: 0, proxied, call, site, note: vec![] }
+    let (arrival, scope, device, known, behind, note) = (0, 1, 0, None, None, vec![]);
+    Arrive { arrival, scope, members, number, device, known, behind, proxied, call, site, note }
 }
 
 /// A process comes to collective `number` of a group.

@@ -25,8 +25,9 @@ fn hub() -> Hub {
 fn comes(hub: &mut Hub, host: usize, number: u64) -> Out {
     let members: Arc<[Member]> = [(0, OUTBOX as u32), (1, 0)].into();
     let (device, call, site, note) = (members[host].1, "a value".into(), "".into(), vec![]);
-    let (arrival, scope, proxied) = (number, 1, false);
-    hub.frame(host, ToHub::Arrive(Arrive { arrival, scope, members, number, device, proxied, call, site, note }))
+    let (arrival, scope, known, behind, proxied) = (number, 1, None, None, false);
+    let arrive = Arrive { arrival, scope, members, number, device, known, behind, proxied, call, site, note };
+    hub.frame(host, ToHub::Arrive(arrive))
 }
 
 fn commits(out: &Out) -> usize {

@@ -3,7 +3,7 @@
 use super::{
     Broken, Op,
     Op::{Carry, Fail, Meet, Stuck},
-    Program, Search,
+    Program, Search, Way,
 };
 use crate::mutant::Rule;
 
@@ -13,6 +13,8 @@ const CROSSING: Program = Program {
     hosts: &[&[&[("a", &[&[BOTH], &[BOTH]])]], &[&[("a", &[&[BOTH], &[BOTH]])]]],
     kills: 0,
     ticks: 0,
+    middle: false,
+    some: None,
     succeeds: &["a"],
 };
 /// A device fails while another's collective is being agreed on; the next scope is in order.
@@ -52,6 +54,18 @@ const LATE: Program = Program {
 };
 /// A process comes about when the other one's deadline is over.
 const SLOW: Program = Program { ticks: 5, succeeds: &[], kills: 0, ..LOSS };
+
+/// Two processes meet once more while the hub waits for the third one's first arrival.
+const BEHIND: Program = Program {
+    hosts: &[
+        &[&[("a", &[&[Meet(&[0, 1, 2])], &[BOTH]])]],
+        &[&[("a", &[&[Meet(&[0, 1, 2])], &[BOTH]])]],
+        &[&[("a", &[&[Meet(&[0, 1, 2])]])]],
+    ],
+    middle: true,
+    some: Some(30_000),
+    ..CROSSING
+};
 
 /// A scope without a name fails before it joins, and the next one of its process is begun at the same place.
 const EARLY: Program = Program {
@@ -101,11 +115,18 @@ const PROGRAMS: [(&str, Program); 13] = [
     ("late", LATE),
 ];
 
+const WAYS: [Way; 3] = [Way::Hub, Way::Journal, Way::Mesh];
+
 #[test]
 fn every_order_ends_well() {
-    for ((name, program), near) in PROGRAMS.into_iter().flat_map(|program| [(program, false), (program, true)]) {
-        let states = Search { program, near, mutant: None }.run().unwrap_or_else(|why| panic!("{name}, {near}: {why}"));
-        println!("{name}, by a journal {near}: {states} states");
+    let all = PROGRAMS.into_iter().flat_map(|program| WAYS.map(|way| (program, way)));
+    for ((name, program), way) in all.chain([(("behind", BEHIND), Way::Mesh)]) {
+        // Words of processes to each other come in far more orders, and only between beginning and end.
+        let many = way == Way::Mesh && program.kills as u32 + program.ticks > 0;
+        let (middle, some) = (program.middle || many, program.some.or(many.then_some(30_000)));
+        let program = Program { middle, some, ..program };
+        let states = Search { program, way, mutant: None }.run().unwrap_or_else(|why| panic!("{name}, {way:?}: {why}"));
+        println!("{name}, {way:?}: {states} states");
         assert!(states > 50, "{name}: too few states to mean anything");
     }
 }
@@ -128,13 +149,24 @@ fn each_broken_rule_is_found() {
         (Broken::Rule(Rule::Proxied), PROXIED),
         (Broken::Rule(Rule::LastArrives), PROXIED),
         (Broken::FailsSilently, GIVEN_UP),
+        (Broken::Rule(Rule::DropsAtOnce), FAILING),
+        (Broken::Rule(Rule::LeavesEarly), FAILING),
+        (Broken::Rule(Rule::Hurries), CROSSING),
+        (Broken::Rule(Rule::Overtakes), BEHIND),
         (Broken::OwnPlace, CROSSING),
         (Broken::OwnClock, SLOW),
     ] {
-        let journal = matches!(rule, Broken::OwnPlace | Broken::OwnClock);
-        for near in [false, true].into_iter().filter(|near| *near || !journal) {
-            let found = Search { program, near, mutant: Some(rule) }.run();
-            assert!(found.is_err_and(|why| !why.contains("too many")), "{rule:?} was not found, by a journal {near}");
+        let ways = match rule {
+            Broken::OwnPlace | Broken::OwnClock => &[Way::Journal][..],
+            Broken::Rule(Rule::DropsAtOnce | Rule::Overtakes | Rule::Hurries | Rule::LeavesEarly) => &[Way::Mesh],
+            // With a mesh `LeavesEarly` breaks this rule.
+            Broken::Rule(Rule::C2Decides) => &[Way::Hub, Way::Journal],
+            _ => &WAYS,
+        };
+        for &way in ways {
+            let program = Program { some: None, ..program };
+            let found = Search { program, way, mutant: Some(rule) }.run();
+            assert!(found.as_ref().is_err_and(|why| !why.contains("too many")), "{rule:?}, {way:?}: {found:?}");
         }
     }
 }

@@ -28,13 +28,16 @@ impl Search {
                 members: members.into(),
                 number,
                 device: members.iter().find(|member| member.0 as usize == at).map_or(0, |member| member.1),
+                known: None,
+                behind: None,
                 proxied: true,
                 call: "".into(),
                 site: "".into(),
                 note: Vec::new(),
             };
-            host.to_hub.extend(host.process.arrive(&key, Some(arrive)));
             devices[thread].arrived = true;
+            let told = host.process.arrive(&key, Some(arrive));
+            next.tell(at, told);
             stack.push(next);
             return Ok(());
         }
