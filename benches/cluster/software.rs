@@ -38,7 +38,9 @@ fn meeting(bench: &mut Bench) {
     const MESH: &str = "software/meeting/mesh";
     if bench.wants(MESH) {
         let by = |way: &'static str| {
-            Processes::by_hand("host 1 4", "shm", move |_, process| drop(process.env("GPU_POOL_MEETING", way)))
+            Processes::by_hand("host 1 4", "shm", move |_, process| {
+                process.env("GPU_POOL_MEETING", way);
+            })
         };
         let [mesh, hub] = ["mesh", "hub"].map(by);
         let sides = [("gpu-pool", &mesh.first), ("by rank 0", &hub.first)];
