@@ -71,8 +71,8 @@ impl Hub {
         let Some(scope) = self.scopes.get_mut(&number).filter(|scope| scope.failed.is_some()) else { return };
         let mut meetings = std::mem::take(&mut scope.meetings);
         meetings.retain(|_, meeting| {
-            let alike =
-                meeting.arrived.values().all(|arrive| meeting.arrived.values().all(|other| arrive.is_alike(other)));
+            let first = meeting.arrived.values().next();
+            let alike = meeting.arrived.values().all(|other| first.is_none_or(|first| first.is_alike(other)));
             let stays = alike && meeting.missing().into_iter().all(|host| scope.may_arrive(host));
             if !stays {
                 let dropped = meeting.arrived.iter().map(|(host, of)| (*host, ToHost::Dropped { arrival: of.arrival }));
