@@ -13,8 +13,8 @@
 //! * A failed scope changes nothing for other scopes (C7).
 //!
 //! With a mesh (`mesh.rs`) processes may take a collective as committed before the hub's word: when all have arrived.
-//! Then the hub commits what all arrive at before they hear of a failure, in an order that agrees with that of each
-//! process.
+//! Then the hub commits each collective at which all arrive before they hear of a failure, in an order that agrees with
+//! that of each process.
 
 #[cfg(test)]
 #[path = "../tests/unit/hub/clock_tests.rs"]
@@ -111,7 +111,7 @@ struct Host {
     scopes: BTreeMap<u64, u64>,
     last_scope: u64,
     last_arrival: Option<Arrive>,
-    /// What it has told behind an arrival that has to wait.
+    /// Its frames from an arrival on that has to wait for another commit.
     held: VecDeque<ToHub>,
     /// How many scopes of a name it has announced.
     calls: BTreeMap<String, u64>,
@@ -348,26 +348,6 @@ impl Hub {
             let begun = |(host, part): (_, &Announced)| (host, ToHost::Begun { scope: part.id, known: number });
             self.out.extend(scope.announced().map(begun));
         }
-        Ok(())
-    }
-
-    fn arrive(&mut self, host: usize, arrive: Arrive) -> Result<(), &'static str> {
-        let number = self.known(host, arrive.scope)?;
-        let scope = self.scopes.get_mut(&number).ok_or("a scope that is over")?;
-        meeting::check(&arrive, host, self.limits.size)?;
-        if scope.failed.is_some() && !(self.meshed && scope.may_arrive(host)) {
-            // With a mesh the process waits until it is told so.
-            let dropped = ToHost::Dropped { arrival: arrive.arrival };
-            self.out.extend(self.meshed.then_some((host, dropped)));
-            return Ok(());
-        }
-        fail_if!(scope.has_ended(host), "an arrival after the end");
-        match scope.arrive(host, arrive, self.now) {
-            meeting::Next::Wait => {}
-            meeting::Next::Fail(failure) => self.fail(number, failure),
-            meeting::Next::Commit(meeting) => meeting.commit(number, self.only, &mut self.out),
-        }
-        self.drop_meetings(number);
         Ok(())
     }
 

@@ -256,7 +256,7 @@ fn tasks_of(text: &str, node: usize) -> Option<usize> {
     None
 }
 
-/// By what processes agree on collectives. If one process excludes a way, none goes it.
+/// The way in which processes agree on collectives. All take the same one; each process can exclude some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meeting {
     /// In shared memory, if all are on one machine; else as the next one.

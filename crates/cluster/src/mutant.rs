@@ -29,7 +29,7 @@ pub enum Rule {
     RailWaits,
     /// A process arrives with the first of the members of a proxied meeting.
     LastArrives,
-    /// With a mesh: the hub drops what has not been committed when a scope fails.
+    /// With a mesh: when a scope fails, the hub drops all its collectives that it has not committed.
     DropsAtOnce,
     /// With a mesh: the hub does not hold an arrival that is behind another one.
     Overtakes,

@@ -292,7 +292,7 @@ pub(super) fn read<T: DeserializeOwned>(from: &mut impl Read, most: usize) -> io
     decode(&body)
 }
 
-/// The body of the first frame of these bytes, and what is behind it. None: they are a part of it.
+/// The body of the first frame of these bytes, and the bytes behind it. None: the frame is not complete.
 pub(super) fn first_frame(bytes: &[u8]) -> io::Result<Option<(&[u8], &[u8])>> {
     let Some((len, rest)) = bytes.split_first_chunk() else { return Ok(None) };
     let len = u32::from_le_bytes(*len) as usize;

@@ -60,7 +60,7 @@ pub(crate) trait Mesh: Send + Sync {
     /// Tells the other members' processes, where that needs no wait.
     fn tell(&self, arrive: &ToHub);
 
-    /// Reads what others have told, unless another thread does.
+    /// Reads the arrivals of other processes, unless another thread does.
     fn read(&self, take: &mut dyn FnMut(usize, Arrive));
 }
 

@@ -2,7 +2,7 @@
 
 use super::super::mutant::{self, Rule};
 use super::super::wire::{self, Notes};
-use super::{Arrive, Call, Duration, Failure, Kind, Member, Out, Scope, ToHost, cut};
+use super::{Arrive, Call, Duration, Failure, Hub, Kind, Member, Out, Scope, ToHost, cut};
 use crate::traits::OUTBOX;
 use smallvec::SmallVec;
 use std::{
@@ -98,8 +98,30 @@ impl Meeting {
     }
 }
 
+impl Hub {
+    pub(super) fn arrive(&mut self, host: usize, arrive: Arrive) -> Result<(), &'static str> {
+        let number = self.known(host, arrive.scope)?;
+        let scope = self.scopes.get_mut(&number).ok_or("a scope that is over")?;
+        check(&arrive, host, self.limits.size)?;
+        if scope.failed.is_some() && !(self.meshed && scope.may_arrive(host)) {
+            // With a mesh the process waits until it is told so.
+            let dropped = ToHost::Dropped { arrival: arrive.arrival };
+            self.out.extend(self.meshed.then_some((host, dropped)));
+            return Ok(());
+        }
+        fail_if!(scope.has_ended(host), "an arrival after the end");
+        match scope.arrive(host, arrive, self.now) {
+            Next::Wait => {}
+            Next::Fail(failure) => self.fail(number, failure),
+            Next::Commit(meeting) => meeting.commit(number, self.only, &mut self.out),
+        }
+        self.drop_meetings(number);
+        Ok(())
+    }
+}
+
 impl Scope {
-    pub(super) fn arrive(&mut self, host: usize, arrive: Arrive, now: Duration) -> Next {
+    fn arrive(&mut self, host: usize, arrive: Arrive, now: Duration) -> Next {
         let key = (arrive.members.clone(), arrive.number);
         match self.meetings.get_mut(&key) {
             Some(meeting) => drop(meeting.arrived.insert(host, Box::new(arrive))),

@@ -1,4 +1,4 @@
-//! What the hub does for processes that tell each other of their arrivals (`mesh.rs`).
+//! The hub's part where processes tell each other of their arrivals (`mesh.rs`).
 //!
 //! Such a process takes a collective as committed once it knows that all have arrived. So the hub must commit it, too:
 //!
@@ -66,7 +66,7 @@ impl Hub {
         self.drop_meetings(number);
     }
 
-    /// Of a scope that has failed: the collectives that nobody can take as committed.
+    /// Drops the collectives of a failed scope that no process can take as committed.
     pub(super) fn drop_meetings(&mut self, number: u64) {
         let Some(scope) = self.scopes.get_mut(&number).filter(|scope| scope.failed.is_some()) else { return };
         let mut meetings = std::mem::take(&mut scope.meetings);

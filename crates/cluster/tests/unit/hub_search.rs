@@ -574,7 +574,7 @@ impl Search {
 }
 
 impl State {
-    /// What a process tells the hub, and perhaps others.
+    /// Sends a process's frame to the hub, and an arrival to the other members.
     fn tell(&mut self, at: usize, told: Option<ToHub>) {
         if let Some(ToHub::Arrive(arrive)) = &told
             && arrive.known.is_some()

@@ -1,10 +1,10 @@
-//! Words between processes: to whom they go, and what becomes of a connection that breaks, lags or talks nonsense.
+//! The mesh: members get arrivals, and a connection that breaks, lags or sends nonsense is not used any more.
 
 use super::*;
 use crate::world::Mesh as _;
 use std::num::NonZeroU64;
 
-/// The ends of one connection: process 0's mesh, and what process 1 has.
+/// One connection: process 0's mesh, and process 1's end.
 fn pair() -> (Mesh, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

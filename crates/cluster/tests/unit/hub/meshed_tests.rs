@@ -1,4 +1,4 @@
-//! What the hub keeps and drops of scopes that have failed, with a mesh.
+//! With a mesh: which collectives of a failed scope the hub keeps, and which it drops.
 
 use super::{Hub, Limits, Out};
 use crate::wire::{Arrive, Entry, ToHost, ToHub};
