@@ -6,9 +6,11 @@ use std::{
 };
 
 use cudarc::driver::sys::{self, CUresult, CUstream};
-use gpu_pool::{DeviceBuffer, Error, GpuPool, Group, ReduceOp, Result};
+use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Group, ReduceOp, Result};
 use gpu_pool_cluster::{Cluster, prelude::*};
 use gpu_pool_lab::{Check, prelude::*};
+use gpu_pool_train::{Optimizer, ShardedOptimizer, prelude::*};
+use half::bf16;
 
 use crate::{
     backward::{self, Backward},
@@ -40,8 +42,14 @@ pub fn serve(task: &str) {
     let pool = builder.cluster(cluster).build().expect("the processes come together");
     let served = pool.run(|dev, _| {
         let world = dev.world()?;
-        let mut member =
-            Member { nccl: None, data: dev.zeros(most / 4)?, replica: None, backward: None, world: &world };
+        let mut member = Member {
+            nccl: None,
+            data: dev.zeros(most / 4)?,
+            replica: None,
+            backward: None,
+            divided: None,
+            world: &world,
+        };
         if gpu {
             member.nccl = Some([member.join_nccl(true)?, member.join_nccl(false)?]);
         }
@@ -57,6 +65,32 @@ pub fn serve(task: &str) {
     pool.close().expect("the processes part");
 }
 
+/// A part of a divided optimizer, with gradients and parameters.
+struct Divided {
+    order: String,
+    own: ShardedOptimizer<bf16>,
+    grads: DeviceBuffer<bf16>,
+    weights: [DeviceBuffer<bf16>; 1],
+}
+
+impl Divided {
+    fn new(world: &Group<'_>, order: &str, (lent, clip): (bool, &str), params: usize) -> Result<Divided> {
+        let (dev, optimizer) = (world.device(), Optimizer::adam_w(1e-4));
+        let optimizer = if clip == "clip" { optimizer.clip(1.0) } else { optimizer };
+        let own = ShardedOptimizer::new(world, optimizer, ReduceOp::Avg, &[params])?;
+        let own = if lent { own } else { own.by_calls() };
+        let (mut grads, mut weights) = (dev.zeros::<bf16>(own.len())?, [dev.zeros::<bf16>(params)?]);
+        // Noise: equal numbers take less power.
+        dev.normal(&mut grads.slice_mut(own.place(0)), 0.0, 1e-3, 1 + world.rank() as u64, 0)?;
+        dev.normal(&mut weights[0], 0.0, 0.02, 0, 0)?;
+        Ok(Divided { order: order.to_owned(), own, grads, weights })
+    }
+
+    fn step(&mut self, dev: &Device) -> Result<()> {
+        self.own.step(dev, &mut self.grads, &mut self.weights).map(drop)
+    }
+}
+
 /// A device of the world.
 struct Member<'a> {
     /// One that blocks and one that is polled, on GPUs.
@@ -66,6 +100,7 @@ struct Member<'a> {
     replica: Option<(usize, Replica)>,
     /// With its bytes.
     backward: Option<(usize, Backward)>,
+    divided: Option<Divided>,
     world: &'a Group<'a>,
 }
 
@@ -129,6 +164,19 @@ impl Member<'_> {
                 let (_, replica) = self.replica.as_mut().expect("there is one now");
                 replica.set_sync(what == "step")?;
                 (0..rounds).try_for_each(|_| replica.step(dev))?;
+                self.wait("world")?;
+                clock
+            }
+            [way @ ("lent" | "three_calls"), clip, params] => {
+                if self.divided.as_ref().is_none_or(|divided| divided.order != order) {
+                    self.divided = None;
+                    self.divided = Some(Divided::new(self.world, order, (way == "lent", clip), number(params))?);
+                }
+                let divided = self.divided.as_mut().expect("there is one now");
+                divided.step(self.world.device())?;
+                let clock = self.begin("world")?;
+                let divided = self.divided.as_mut().expect("as above");
+                (0..rounds).try_for_each(|_| divided.step(self.world.device()))?;
                 self.wait("world")?;
                 clock
             }

@@ -9,6 +9,9 @@
 //! * `gpu/<as_is, forced or sockets>/all_reduce/f32/<bytes>`: microseconds per call, 1 KB to 1 GB (`--max BYTES`)
 //! * `gpu/<as_is, forced or sockets>/single/f32/<bytes>`: a call and the wait for it, one after the other
 //! * `gpu/meeting`: a `world.barrier()`, the part of each call before its launch that is on the host
+//! * `gpu/as_is/zero/<parameters>`, `zero_clip`: a step of a `ShardedOptimizer` with gradients and parameters of bf16 in
+//!   one buffer each, by one kernel in memory that the processes lend each other, against three collectives and the
+//!   kernels between them, and against torch (reduce-scatter, fused AdamW or all between compiled, all-gather)
 //! * `gpu/<as_is or sockets>/step/<batch>`: a training step of `overlap`'s perceptron; `alone` is one without exchange
 //!
 //! As it is, small sums go by own kernels; under `forced` all goes over NCCL. Under `sockets` NCCL talks over the
@@ -62,6 +65,9 @@ const MOST: usize = 1 << 30;
 /// Single calls are measured up to this size.
 const MOST_SINGLE: usize = 4 << 20;
 
+/// Parameters of a divided optimizer.
+const PARAMETERS: [usize; 5] = [256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+
 /// Rows of all processes in a training step.
 const BATCHES: [usize; 2] = [8192, 65536];
 
@@ -95,6 +101,7 @@ fn measure(bench: &mut Bench, gpus: usize) {
         });
         if way == "as_is" {
             row(bench, "gpu/meeting", &[("gpu-pool", &pair.first, "barrier".to_owned())]);
+            divided(bench, &pair.first);
         }
         for bytes in (10..=30).map(|power| 1 << power).filter(|&bytes| bytes <= most) {
             all_reduces(bench, &pair.first, "all_reduce", way, bytes);
@@ -113,6 +120,25 @@ fn all_reduces(bench: &mut Bench, pair: &RefCell<Process>, what: &str, way: &str
     let sides = [("gpu-pool", "world"), ("NCCL", "blocking"), ("polled NCCL", "polled")];
     let sides = sides.map(|(name, side)| (name, pair, order(side)));
     row(bench, &format!("gpu/{way}/{what}/f32/{bytes}"), &sides);
+}
+
+/// Steps of a divided optimizer.
+fn divided(bench: &mut Bench, pair: &RefCell<Process>) {
+    let cases = PARAMETERS.iter().flat_map(|params| ["zero", "zero_clip"].map(|what| (what, params)));
+    let cases: Vec<_> = cases.filter(|(what, params)| bench.wants(&format!("gpu/as_is/{what}/{params}"))).collect();
+    if cases.is_empty() {
+        return;
+    }
+    let torch = Process::torch("fused.py", 2, &["2"], &[NO_MULTICAST]).map(RefCell::new);
+    for (what, params) in cases {
+        let clip = if what == "zero" { "plain" } else { "clip" };
+        let order = |way: &str| format!("{way}/{clip}/{params}");
+        let mut sides = vec![("gpu-pool", pair, order("lent")), ("gpu-pool, three calls", pair, order("three_calls"))];
+        for (name, form) in [("torch, fused AdamW", "calls"), ("torch, compiled", "compiled")] {
+            sides.extend(torch.iter().map(|torch| (name, torch, format!("zero:{params}:{clip}:{form}"))));
+        }
+        row(bench, &format!("gpu/as_is/{what}/{params}"), &sides);
+    }
 }
 
 /// Training steps of both processes, against those of two processes of torch.

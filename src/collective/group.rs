@@ -136,11 +136,11 @@ impl Group<'_> {
     }
 
     /// [`run`](Self::run) by a `given` algorithm, which can, and whose kernels wait for each other. Across processes
-    /// that is the request's kernel of a norm.
+    /// that is the request's own kernel.
     #[track_caller]
     pub(super) fn run_by(&self, request: Request, given: Option<&dyn Algorithm>) -> Result<()> {
         if let Some(door) = self.door() {
-            let own = given.is_none() || request.norm.is_some();
+            let own = given.is_none() || request.own.is_some();
             debug_assert!(own, "each step there has an algorithm of its own");
             let _here = OpSite { op: request.call.op, site: request.call.site }.enter();
             return door.run(self, &request, self.overlaps);

@@ -1,5 +1,6 @@
 //! The signal pad of a process with one GPU whose peers are GPUs of other processes of the host: sums of one trip among
-//! them, by the kernels of [`inbox`], also with a norm of the rows ([`norm`](super::algorithm::norm)).
+//! them, by the kernels of [`inbox`], also with a norm of the rows ([`norm`](super::algorithm::norm)); and kernels of crates above, in memory
+//! that the members lend each other ([`above`](super::algorithm::above)).
 //!
 //! `gpu-pool-cluster` makes a [`LonePad`] when the processes connect, passes the descriptors of their memory on, and
 //! calls [`launch`](LonePad::launch) in the order of the cluster's commits. The pad's ordinals are process numbers.
@@ -11,11 +12,12 @@
 //! * A kernel that gives up leaves its inbox as it is, so nothing goes by the pads any more.
 
 use super::{
-    NormCall, Part,
+    Arguments, Part,
     algorithm::{dims, inbox, ll::Push},
+    kernels::value,
 };
 use crate::collective::algorithm::{NormKernel, Rows};
-use crate::driver::{Address, DriverRef, DriverResult, Launch, RawFunction, RawModule, RawStream};
+use crate::driver::{Address, DriverRef, DriverResult, Launch, LaunchDims, RawFunction, RawModule, RawStream};
 use crate::fabric::{
     DType, DeviceBarrier, EMPTY, Limits, MOST, PadLayout, ReduceOp, Shape, layout::reported, signal_pad::REPORT,
     types::Algorithm,
@@ -103,6 +105,14 @@ impl Drop for Memory {
     }
 }
 
+/// What a kernel is launched with, but for the barrier, which takes the place of the first argument.
+pub struct OwnKernel {
+    pub(super) name: &'static str,
+    pub(super) function: RawFunction,
+    pub(super) dims: LaunchDims,
+    pub(super) args: Arguments,
+}
+
 /// One member's part in a sum.
 pub struct Trip<'a> {
     /// The members' processes, by rank.
@@ -113,8 +123,8 @@ pub struct Trip<'a> {
     pub of: (DType, ReduceOp),
     /// The members' factors, by rank, of `Scaled`; else none.
     pub factors: &'a [f64],
-    /// The kernel does this with the sum, too.
-    pub norm: Option<NormCall>,
+    /// The kernel that does more than the sum, or another one than the pad's.
+    pub own: Option<&'a OwnKernel>,
     /// Elements, not 0.
     pub n: usize,
     /// Memory of this device: source, and destination, which may be the same.
@@ -183,8 +193,8 @@ impl LonePad {
     pub fn probe(&self, limit: Duration) -> SetUp<()> {
         let (driver, count, bytes) = (&self.memory.driver, self.memory.pads.len(), PROBED * 4);
         let (members, of) = ((0..count).collect::<SmallVec<[usize; MOST]>>(), (DType::F32, ReduceOp::Sum));
-        let (me, factors, norm, at) = (self.me, &[], None, told("memory", driver.mem_alloc(bytes))?);
-        let trip = Trip { members: &members, me, of, factors, norm, n: PROBED, at: [at; 2], place: 1, deadline: limit };
+        let (me, factors, own, at) = (self.me, &[], None, told("memory", driver.mem_alloc(bytes))?);
+        let trip = Trip { members: &members, me, of, factors, own, n: PROBED, at: [at; 2], place: 1, deadline: limit };
         // SAFETY: aligned page-locked memory of so many bytes, which the host alone uses while no copy runs.
         let x = unsafe { std::slice::from_raw_parts_mut(self.memory.word(ROOM).cast::<f32>(), PROBED) };
         // A room is used again in the third.
@@ -233,6 +243,11 @@ impl LonePad {
         FLOATS.contains(&dtype)
     }
 
+    /// What bounds the blocks of a kernel that waits for the other members'.
+    pub(super) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
     /// The kernel that adds these rows up, and norms them; none where it does not fit. All members find the same: a
     /// pool's wish for an algorithm, which is of one process, does not count.
     pub(super) fn norm(&self, rows: Rows, members: usize) -> Option<NormKernel> {
@@ -244,12 +259,12 @@ impl LonePad {
     /// # Safety
     /// Source, destination and the norm's memory are memory of this device; they live, and nothing else touches them,
     /// until the stream has passed the kernel. All members launch theirs, in the same order with all other kernels of
-    /// the pads; `n` elements are at most [`most`](Self::most) bytes, or as many as fit `norm`. Errors: the driver's.
+    /// the pads; `n` elements are at most [`most`](Self::most) bytes, or as many as an own kernel takes. Its blocks are
+    /// [few](Self::limits) enough, and its arguments name memory like that. Errors: the driver's.
     pub unsafe fn launch(&self, stream: RawStream, trip: &Trip<'_>) -> DriverResult {
-        let &Trip { members, me, of: (dtype, op), factors, norm, n, at, place, deadline } = trip;
+        let &Trip { members, me, of: (dtype, op), factors, own, n, at, place, deadline } = trip;
         let (count, bytes) = (members.len(), n * dtype.size());
-        let most = if norm.is_some() { self.layout.inbox } else { self.most(count) };
-        debug_assert!(n > 0 && bytes <= most && members[me] == self.me);
+        debug_assert!(n > 0 && (own.is_some() || bytes <= self.most(count)) && members[me] == self.me);
         let meet = DeviceBarrier {
             signals: self.memory.pads[self.me],
             members: DeviceBarrier::members(members.iter().copied()),
@@ -260,10 +275,11 @@ impl LonePad {
             spare: 0,
         };
         let [source, destination] = at.map(|address| Part { address, bytes });
-        let (name, function, dims, args) = match norm {
-            Some(norm) => {
-                let args = norm.inbox_args(meet, [source, destination]);
-                (norm.kernel.entry().name, norm.function, norm.kernel.dims(), args)
+        let (name, function, dims, args) = match own {
+            Some(own) => {
+                let mut args = own.args.clone();
+                args[0] = value(meet);
+                (own.name, own.function, own.dims, args)
             }
             None => {
                 let route = Shape::AllReduce { len: n }.packets(count, me).expect("few enough members").route;

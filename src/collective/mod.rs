@@ -35,7 +35,7 @@ pub(crate) mod transfer;
 pub(crate) mod values;
 pub(crate) mod world;
 
-use self::{algorithm::NormCall, kernels::Entry};
+use self::kernels::Entry;
 
 use self::algorithm::{Member, Scratch};
 use self::case::{Bulk, KernelBarrier};

@@ -34,7 +34,7 @@ pub fn between<T: Element>(
         counts: None,
         extra: Vec::new(),
         rank_order: false,
-        norm: None,
+        own: None,
     }
 }
 

@@ -1,9 +1,10 @@
 //! The request of one call of a collective: the call, its shape, and this member's memory.
 
-use super::NormCall;
+use super::lone_pad::OwnKernel;
 use crate::fabric::{Area, Call, Counts, DType, Exposed, GRAIN, Pair, ReduceOp, Shape, Side, Work, plan::Place};
 use crate::{Event, driver::Address, memory::Access};
 use smallvec::SmallVec;
+use std::sync::Arc;
 
 /// A member's request.
 #[derive(Clone)]
@@ -26,8 +27,8 @@ pub struct Request {
     pub extra: Vec<(Area, Access)>,
     /// Sums are in the order of ranks, also if the pool's order is another.
     pub rank_order: bool,
-    /// The kernel that carries the call out, of an `all_reduce_norm` in one kernel.
-    pub norm: Option<NormCall>,
+    /// Between processes: the kernel that carries the call out.
+    pub own: Option<Arc<OwnKernel>>,
 }
 
 /// An address in the memory of one of the members.

@@ -192,6 +192,16 @@ internals! {
             extra: Vec<(Area, Access)>,
             kernel: &dyn MeetingKernel,
         ) -> Result<()>;
+        /// Memory of so many elements of each member of several processes, by rank, if all can have it. They wait.
+        fn lend[T: Element](self: &Self, call: &Call, len: usize) -> Result<Option<Vec<DeviceBuffer<T>>>>;
+        /// A kernel in that memory: `len` elements, which are sources and destinations, and behind them the scratch.
+        fn in_lent[T: Element](
+            self: &Self,
+            call: Call,
+            lent: (&mut [DeviceBuffer<T>], usize),
+            extra: Vec<(Area, Access)>,
+            kernel: &dyn MeetingKernel,
+        ) -> Result<()>;
         /// Gives a value to a member. A copy for another process runs on the token's stream.
         fn give_transfer[T: Transfer](self: &Self, call: LastCall, label: Label, value: T, to: usize) -> Result<()>;
         /// Takes it.

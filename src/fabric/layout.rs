@@ -95,9 +95,9 @@ impl PadLayout {
         PadLayout { packets: packets(devices, LL_BYTES_THROUGH_HOST), slot: 0, inbox: 0, inbox_slot: 0 }
     }
 
-    /// In the device's memory, for kernels of one trip alone.
+    /// In the device's memory, for sums of one trip and for kernels of crates above.
     pub(crate) const fn one_trip(devices: usize) -> PadLayout {
-        PadLayout { packets: 0, slot: 0, inbox_slot: 0, ..PadLayout::direct(devices) }
+        PadLayout { slot: 0, inbox_slot: 0, ..PadLayout::direct(devices) }
     }
 
     pub(crate) const fn bytes(self, devices: usize) -> usize {

@@ -83,9 +83,10 @@ pub(super) fn open(control: &Control, local: &Arc<Local>, limits: Limits) -> Res
     let able = own.is_some() && net.is_ok();
     let told = control.gather("near", if able { identity.as_bytes() } else { b"" })?;
     let Some(own) = own.filter(|_| connect::same_everywhere(&told)) else { return Ok(None) };
-    let (set, get) = (|key: &str, value: &[u8]| control.local.set(key, value), |key: &str| control.local.get(key));
+    let key = |host: usize| format!("journal/{host}");
+    let (tell, ask) = (|own: &[u8]| control.local.set(&key(host), own), |peer| control.local.get(&key(peer)));
     let (lost, limit) = (|| control.lost(), limits.connect_timeout);
-    let theirs = pass_on(own.descriptor(), "near", (host, size), &set, &get, &lost, limit)?;
+    let theirs = pass_on(own.descriptor(), (host, size), &tell, &ask, &lost, limit)?;
     let theirs = own.map_theirs(theirs)?;
     let own = Arc::new(own);
     let memory: Vec<_> = theirs.into_iter().map(|theirs| theirs.map_or_else(|| own.clone(), Arc::new)).collect();

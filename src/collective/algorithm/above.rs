@@ -2,16 +2,18 @@
 //! updates parameters and sends them by one kernel of each member.
 //!
 //! Its caller asks for it ([`Group::parts_by_kernel`], [`Group::sum_by_kernel`]), so it is not in the table of
-//! [`choose`](super::super::choose). It has no host kernel.
+//! [`choose`](super::super::choose). It has no host kernel. Between processes it works in memory that the members have
+//! [lent](Group::lend) each other.
 
-use super::{About, Algorithm, Matched, MeetBy, Member, Needs, Scratch};
+use super::{About, Algorithm, Matched, MeetBy, Member, Needs, Scratch, dims};
 use crate::{
-    Element, Module, ReduceOp,
-    collective::{Arguments, Entry, Group, Request, between, case::Case, ops::sum},
+    DeviceBuffer, Element, Module, ReduceOp,
+    collective::{Arguments, Entry, Group, Request, between, case::Case, lone_pad::OwnKernel, ops::sum, point::area},
     error::Result,
     fabric::{Area, BLOCKS, Call, DeviceBarrier, Limits, MOST, Shape, Side, types},
-    memory::{Access, DeviceView, DeviceViewMut},
+    memory::{Access, AsView, DeviceView, DeviceViewMut},
 };
+use std::sync::Arc;
 
 /// Addresses of all members' memory, by rank: sources, destinations, and scratch.
 pub type Addresses = [[u64; MOST]; 3];
@@ -108,5 +110,37 @@ impl Group<'_> {
         let shape = Shape::ReduceScatter { counts, in_place: source.is_none() };
         let request = between(call, Some(op), shape, source, Some(destination));
         self.run_by(Request { extra, ..request }, Some(&Above(kernel)))
+    }
+
+    /// Memory of so many elements of each member of several processes, for [`in_lent`](Self::in_lent): by rank. None:
+    /// their GPUs have no access to each other. All members call it, and wait. Errors: those of an exchange.
+    #[track_caller]
+    pub(crate) fn lend<T: Element>(&self, call: &Call, len: usize) -> Result<Option<Vec<DeviceBuffer<T>>>> {
+        let Some(door) = self.door() else { return Ok(None) };
+        let lent = door.lend(self, call, len * size_of::<T>())?;
+        Ok(lent.map(|all| all.into_iter().map(|memory| DeviceBuffer::new(memory.block, len)).collect()))
+    }
+
+    /// A kernel of all members in what they have [lent](Self::lend) each other: `len` elements, which are sources and
+    /// destinations, and behind them the scratch.
+    #[track_caller]
+    pub(crate) fn in_lent<T: Element>(
+        &self,
+        call: Call,
+        (lent, len): (&mut [DeviceBuffer<T>], usize),
+        mut extra: Vec<(Area, Access)>,
+        kernel: &dyn MeetingKernel,
+    ) -> Result<()> {
+        let limits = self.door().and_then(|door| door.pad(self)).expect("they have lent it by their pads").limits();
+        let places: [u64; MOST] = std::array::from_fn(|rank| lent.get(rank).map_or(0, |memory| memory.address()));
+        let scratch = places.map(|at| if at == 0 { 0 } else { at + (len * size_of::<T>()) as u64 });
+        let (module, name) = kernel.entry();
+        let (function, dims) = (self.dev.worker.function(module, name)?, dims(Above(kernel).grid(limits)));
+        let args = kernel.args(DeviceBarrier::NONE, &[places, places, scratch]);
+        let (me, own) = (self.rank(), Some(Arc::new(OwnKernel { name, function, dims, args })));
+        let others = lent.iter().enumerate().filter(|(rank, _)| *rank != me);
+        extra.extend(others.map(|(_, memory)| (area(memory.view()), Access::Write)));
+        let elements = lent[me].slice_mut(..len);
+        self.run(Request { extra, own, ..sum(call, None, elements) })
     }
 }

@@ -56,7 +56,7 @@ pub(crate) mod shm_events;
 pub(crate) mod slots;
 mod staging;
 
-pub(crate) use self::norm::{NormCall, NormKernel, Rows};
+pub(crate) use self::norm::{NormKernel, Rows};
 use self::{
     exchange_ce::Slice,
     staging::{Staging, cutting},

@@ -8,7 +8,7 @@
 pub(crate) mod call;
 
 use super::{About, Algorithm, Matched, Member, Needs, inbox::most_whole};
-use crate::collective::{Arguments, Entry, Part, case::Case, eights, kernels::value};
+use crate::collective::{Arguments, Entry, Part, Request, case::Case, eights, kernels::value, lone_pad::OwnKernel};
 use crate::driver::{LaunchDims, RawFunction};
 use crate::error::Result;
 use crate::fabric::{
@@ -235,11 +235,7 @@ impl Algorithm for NormCall {
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
         let args = match self.kernel.way {
             Way::Pull => self.pull_args(member, matched),
-            _ => {
-                let area = |side| member.request.area(side).expect("all members have rows");
-                let part = |side| Part { address: area(side).address, bytes: area(side).bytes.len() };
-                self.inbox_args(member.barrier, [part(Side::Source), part(Side::Destination)])
-            }
+            _ => self.inbox_args(member.barrier, member.request),
         };
         member.launch_as(&self.kernel.entry(), self.kernel.dims(), &args)?;
         member.launched.set(member.launched.get() + 1);
@@ -261,9 +257,19 @@ impl NormCall {
         }
     }
 
+    /// For other processes' members, which none of the ways but [`Way::Pull`] has to know.
+    fn own(&self, request: &Request) -> OwnKernel {
+        let args = self.inbox_args(DeviceBarrier::NONE, request);
+        OwnKernel { name: self.kernel.entry().name, function: self.function, dims: self.kernel.dims(), args }
+    }
+
     /// For all ways but [`Way::Pull`].
-    pub(in super::super) fn inbox_args(&self, meet: DeviceBarrier, [x, y]: [Part; 2]) -> Arguments {
+    fn inbox_args(&self, meet: DeviceBarrier, request: &Request) -> Arguments {
         let NormMemory { residual, gamma, beta, mean, rstd } = self.memory;
+        let [x, y] = [Side::Source, Side::Destination].map(|side| {
+            let area = request.area(side).expect("all members have rows");
+            Part { address: area.address, bytes: area.bytes.len() }
+        });
         let [x, gamma, beta] = [x, gamma, beta].map(|part| part.slice(false));
         let [residual, y, mean, rstd] = [residual, y, mean, rstd].map(|part| part.slice(true));
         let head = [value(meet), value(self.plan())];

@@ -38,13 +38,13 @@ fn words(of: &LonePad, process: usize) -> Vec<u64> {
 }
 
 #[test]
-fn a_pad_has_room_for_one_trip_alone() {
+fn a_pad_has_room_for_one_trip_and_for_packets() {
     for count in [2, 3, 4, 8, MOST] {
         let (layout, direct) = (PadLayout::one_trip(count), PadLayout::direct(count));
-        assert_eq!(layout.inbox, direct.inbox);
-        assert_eq!(layout.inbox(count).start, HEADER + FLAGS);
-        assert_eq!(layout.bytes(count), HEADER + FLAGS + (count - 1) * 2 * direct.inbox);
-        assert!(layout.bytes(count) < (4 << 20) + (512 << 10), "{count}: {}", layout.bytes(count));
+        assert_eq!((layout.inbox, layout.packets), (direct.inbox, direct.packets));
+        assert_eq!(layout.inbox(count).start, HEADER + FLAGS + (count - 1) * 2 * direct.packets * 16);
+        assert_eq!(layout.bytes(count), layout.inbox(count).start + (count - 1) * 2 * direct.inbox);
+        assert!(layout.bytes(count) < (7 << 20) + (512 << 10), "{count}: {}", layout.bytes(count));
     }
 }
 

@@ -103,7 +103,7 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
             counts: None,
             extra: Vec::new(),
             rank_order: false,
-            norm: None,
+            own: None,
         };
         if self.overlapped.get() { self.here.beside(&self.dev).run(request) } else { self.here.run(request) }
     }

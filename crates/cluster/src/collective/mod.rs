@@ -13,7 +13,8 @@
 //!   to which process.
 //! * [`messages`]: from one member to one other, of another process. [`message_route`]: how that gets there.
 //! * [`hierarchical`]: what a member does in all of them: meetings, staging.
-//! * [`explain`]: all this, for people. [`registered`]: memory that rails work in without copies.
+//! * [`explain`]: all this, for people. [`registered`]: memory that rails work in without copies. [`lent`]: memory in
+//!   which the kernels of several processes work together.
 //!
 //! Hierarchies stand above the runtime's table of algorithms: each is several collectives of a smaller group, with
 //! messages between them. Each of those is chosen by itself, with its own size.
@@ -37,6 +38,8 @@ mod device_rail;
 mod explain;
 mod hierarchical;
 mod host_rail;
+#[cfg(all(target_os = "linux", not(loom)))]
+mod lent;
 mod message_route;
 pub(super) mod messages;
 mod native;
@@ -55,6 +58,8 @@ use crate::runtime::{
     Request, Shape,
 };
 use crate::{internals::*, link::link_of, traits::Transport};
+#[cfg(all(target_os = "linux", not(loom)))]
+use gpu_pool::DeviceBuffer;
 use gpu_pool::{DType, Group, ReduceOp, Result};
 use hierarchical::HierarchicalCall;
 #[cfg(feature = "extend")]
@@ -111,6 +116,11 @@ impl AcrossProcesses for Hierarchical {
     fn pad<'d>(&self, group: &Group<'d>) -> Option<&'d LonePad> {
         let Transport::Device(transport) = link_of(group.device()).world.transport() else { return None };
         native::pad_of(&**transport, group.across()?).ok()
+    }
+
+    #[cfg(all(target_os = "linux", not(loom)))]
+    fn lend(&self, group: &Group<'_>, call: &Call, bytes: usize) -> Result<Option<Vec<DeviceBuffer<u8>>>> {
+        lent::lend(group, call, bytes)
     }
 
     fn registers(&self, group: &Group<'_>) -> bool {

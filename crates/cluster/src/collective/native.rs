@@ -150,8 +150,8 @@ impl Relay<'_, '_, '_> {
             }
         }
         let (me, place, deadline) = (hier.group.rank(), dev.own_gang().place(), dev.deadline());
-        let (of, norm, factors, members) = ((request.dtype, request.reduce), request.norm, &factors[..], &members[..]);
-        let trip = Trip { members, me, of, factors, norm, n, at, place, deadline };
+        let (of, own) = ((request.dtype, request.reduce), request.own.as_deref());
+        let trip = Trip { members: &members, me, of, factors: &factors, own, n, at, place, deadline };
         let (stream, handle) = (self.stream(), dev.handle());
         let launched = pad.in_turn(stream, || {
             // SAFETY: the caller has an `Op` for the memory, which orders and records this use of it. All members have

@@ -81,7 +81,7 @@ pub(super) fn run(hier: &HierarchicalCall<'_, '_>, request: &Request, shape: &Sh
         Carrier::Device(transport) => {
             let (cuts, overlapped) = device_rail::cuts(&plan, &*transport);
             let relay = Relay::new(hier, transport, overlapped)?;
-            if let Some(direct) = relay.direct(&plan, request.reduce, request.norm.is_some()) {
+            if let Some(direct) = relay.direct(&plan, request.reduce, request.own.is_some()) {
                 return relay.call_directly(&plan, request, direct);
             }
             hier.overlap(overlapped);

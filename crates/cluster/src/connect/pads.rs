@@ -82,18 +82,19 @@ fn exchange(control: &Control, memory: &OwnedFd, limit: Duration) -> SetUp<Vec<O
         let failed = |process| cluster_error!("pads", "process {process} could not pass its memory on");
         control.lost().or_else(|| process().map(failed))
     };
-    let get = |key: &str| {
-        control.local.ask(key);
+    let key = |process: usize| format!("pads/memory/{process}");
+    let ask = |process: usize| {
+        control.local.ask(&key(process));
         loop {
-            match (control.local.known(key), lost()) {
+            match (control.local.known(&key(process)), lost()) {
                 (Some(value), _) => return Ok(value),
                 (None, Some(error)) => return Err(error),
                 (None, None) => thread::sleep(Duration::from_millis(1)),
             }
         }
     };
-    let (set, place) = (|key: &str, value: &[u8]| control.local.set(key, value), (control.host, control.size()));
-    pass_on(memory.as_fd(), "pads", place, &set, &get, &lost, limit).map_err(|error| {
+    let (tell, place) = (|own: &[u8]| control.local.set(&key(control.host), own), (control.host, control.size()));
+    pass_on(memory.as_fd(), place, &tell, &ask, &lost, limit).map_err(|error| {
         let _ = control.local.set(&failed_by(control.host), b"!");
         error.to_string()
     })

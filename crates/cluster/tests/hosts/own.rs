@@ -2,24 +2,15 @@
 //! pads, but no kernels that wait: their launch fails, and ends the transport for all.
 
 use crate::loopback::Hosts;
-use gpu_pool::{DType, Device, Error, Group, ReduceOp, Result, extend::cluster::collective::LonePad};
-use std::os::fd::AsFd;
+use gpu_pool::{
+    DType, Device, DeviceBuffer, Error, Group, ReduceOp, Result,
+    extend::train::{Call, GroupInternals},
+};
+use gpu_pool_lab::{Topology, prelude::*};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Processes with one device each, and with pads.
 fn with_pads(count: usize) -> Hosts {
-    let hosts = Hosts::on_devices(&vec![1; count]);
-    let driver = |host: usize| hosts.mails[host].drivers.lock()[0].clone();
-    let made = (0..count).map(|host| LonePad::new(&driver(host), host, count).unwrap());
-    let (mut pads, memory): (Vec<_>, Vec<_>) = made.unzip();
-    for (host, pad) in pads.iter_mut().enumerate() {
-        let others = (0..count).filter(|other| *other != host);
-        others.for_each(|other| pad.import(other, memory[other].as_fd()).unwrap());
-        pad.lay_out(8).unwrap();
-    }
-    for (mail, pad) in hosts.mails.iter().zip(pads) {
-        assert!(mail.pad.set(Ok(pad)).is_ok());
-    }
-    hosts
+    Hosts::with_pads(count, |builder| builder)
 }
 
 /// Transport and words of `explain`.
@@ -100,4 +91,48 @@ fn a_launch_that_fails_ends_the_transport() {
     assert!(found.iter().all(Result::is_err), "{found:?}");
     assert!(hosts.mails.iter().any(|mail| mail.failure.cause().is_some()));
     assert!(hosts.mails.iter().all(|mail| mail.calls.lock().is_empty()));
+}
+
+fn lend(group: &Group<'_>, len: usize) -> Result<Option<Vec<DeviceBuffer<f32>>>> {
+    GroupInternals::lend(group, &Call::new("test"), len)
+}
+
+/// Each member writes its memory, and all read it; also after its owner has dropped it.
+#[test]
+fn lent_memory_is_common_to_all_members() {
+    let hosts = with_pads(3);
+    hosts.all(|dev| {
+        let world = dev.world()?;
+        let groups = [Some(dev.world()?), if world.rank() == 1 { None } else { Some(world.group(&[2, 0])?) }];
+        for group in groups.iter().flatten() {
+            let mut lent = lend(group, 5000)?.expect("all have pads");
+            dev.fill(&mut lent[group.rank()], 1.0 + group.rank() as f32)?;
+            dev.synchronize()?;
+            group.barrier()?;
+            if group.rank() == 1 {
+                drop(lent.remove(1));
+            }
+            for (k, memory) in lent.iter().enumerate() {
+                let of = if group.rank() == 1 && k > 0 { k + 1 } else { k };
+                assert_eq!(dev.download(memory)?, vec![1.0 + of as f32; 5000]);
+            }
+        }
+        Ok(())
+    });
+    assert!(hosts.mails.iter().all(|mail| mail.calls.lock().is_empty()));
+}
+
+/// Without pads there is none. Where one process lacks the memory, no process gets any, and all go on.
+#[test]
+fn memory_is_lent_by_all_members_or_by_none() {
+    let hosts = Hosts::on_devices(&[1, 1]);
+    assert!(hosts.all(|dev| Ok(lend(&dev.world()?, 8)?.is_none())).into_iter().all(|none| none));
+    let host = AtomicUsize::new(0);
+    let hosts = Hosts::with_pads(2, |builder| match host.fetch_add(1, Ordering::Relaxed) {
+        0 => builder,
+        _ => builder.topology(Topology::nvswitch(1).with_devices(|_, device| device.memory = 64 << 20)),
+    });
+    for (len, some) in [(1000, true), (32 << 20, false), (1000, true)] {
+        assert_eq!(hosts.all(|dev| Ok(lend(&dev.world()?, len)?.is_some())), [some; 2], "{len}");
+    }
 }

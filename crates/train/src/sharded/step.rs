@@ -2,12 +2,13 @@
 //! reduce-scatter, the norm, the update of the own part, all-gather of the parameters.
 //!
 //! Where kernels can wait for each other, all of it is [one kernel](super::kernels) of each member; elsewhere it is
-//! three collectives and the kernels of [`update`]. Invariant: both give the same bits.
+//! three collectives and the kernels of [`update`]. Between processes that one kernel works in memory that they lend
+//! each other, so the gradients are copied before, and the parameters behind. Invariant: all ways give the same bits.
 
 use super::kernels::{self, OneKernel};
 use crate::runtime::{
-    Access, CHUNK, Call, DeviceInternals, ErrorInternals, GroupInternals, Home, OpSite, Origin, Unit, area, exclusive,
-    mismatch, norm, part_of,
+    Access, Area, CHUNK, Call, DeviceInternals, ErrorInternals, GroupInternals, Home, OpSite, Origin, Unit, area,
+    exclusive, mismatch, norm, part_of,
     segments::{SEGMENTS, Segment},
 };
 use crate::update::{self, Kept, Moments, Parameter, Rule};
@@ -19,6 +20,10 @@ use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
 
 const OP: &str = "ShardedOptimizer";
+
+/// Most bytes of gradients that members of several processes copy for one kernel of all. Each has them twice then, so it
+/// is little beside the memory of a GPU.
+const MOST_LENT: usize = 256 << 20;
 
 #[derive(Clone)]
 pub(super) struct Terms {
@@ -44,6 +49,8 @@ pub(super) struct ShardedStep<T: Parameter> {
     part: Range<usize>,
     /// Whether a step may be one kernel: one launch can name the parameters of every part.
     one_kernel: bool,
+    /// Memory of all members, by rank, for kernels of several processes: gradients, and the squares of their chunks.
+    lent: Option<Vec<DeviceBuffer<T>>>,
     kept: Kept,
     sums: DeviceBuffer<f64>,
     norm: DeviceBuffer<f32>,
@@ -89,7 +96,12 @@ impl<T: Parameter> ShardedStep<T> {
         let members = group.count();
         let part = part_of(len, group.rank(), members);
         let most = (0..members).map(|rank| within(&places, &part_of(len, rank, members)).count()).max();
-        if group.kernels_meet() {
+        let one_kernel = most.is_some_and(|most| most <= SEGMENTS);
+        let sums = if clips { len.div_ceil(CHUNK) * size_of::<f64>() / size_of::<T>() } else { 0 };
+        let fits = group.spans_processes() && one_kernel && (1..=MOST_LENT).contains(&(len * size_of::<T>()));
+        let lent = if fits { group.lend(&Call::new(OP), len + sums)? } else { None };
+        let by_kernels = group.kernels_meet() || lent.is_some();
+        if by_kernels {
             // Not later: to load a module may wait for kernels that wait for this member.
             dev.load(kernels::entry::<T>())?;
         }
@@ -100,13 +112,12 @@ impl<T: Parameter> ShardedStep<T> {
             clips,
             len,
             counts: (0..members).map(|rank| part_of(len, rank, members).len()).collect(),
-            one_kernel: most.is_some_and(|most| most <= SEGMENTS),
+            one_kernel,
+            lent,
             kept: update::kept(dev, keeps, part.len())?,
             sums: dev.zeros(len.div_ceil(CHUNK))?,
             norm: dev.zeros(1)?,
-            block_flags: (clips && group.kernels_meet())
-                .then(|| dev.zeros(2 * part.len().div_ceil(CHUNK)))
-                .transpose()?,
+            block_flags: (clips && by_kernels).then(|| dev.zeros(2 * part.len().div_ceil(CHUNK))).transpose()?,
             graph_rule: dev.upload(bytemuck::cast_slice(&[gathering(Rule::nothing(), &places)]))?,
             places,
             part,
@@ -115,7 +126,7 @@ impl<T: Parameter> ShardedStep<T> {
     }
 
     pub fn use_calls(&mut self) {
-        self.one_kernel = false;
+        (self.one_kernel, self.lent) = (false, None);
     }
 
     pub fn len(&self) -> usize {
@@ -180,6 +191,11 @@ impl<T: Parameter> ShardedStep<T> {
         }
         let rule = gathering(rule, &self.places);
         let origin = self.id.in_step(steps);
+        if let Some(mut lent) = self.lent.take() {
+            let stepped = self.in_lent(&group, (rule, origin), &mut lent, &grads.view(), weights);
+            self.lent = Some(lent);
+            return stepped;
+        }
         match self.one_kernel && group.count() > 1 && group.kernels_meet() {
             true => self.by_one_kernel(&group, (rule, origin), &mut grads, weights)?,
             false => self.by_calls(&group, (rule, origin), &mut grads, weights)?,
@@ -194,6 +210,54 @@ impl<T: Parameter> ShardedStep<T> {
         Moments::of(self.part.start, &self.kept)
     }
 
+    fn kernel<'a>(&'a self, dev: &Device, rule: Rule, segments: &'a [Segment<'a, T>]) -> OneKernel<'a, T> {
+        OneKernel {
+            reduce: self.reduce,
+            rule,
+            graph_rule: dev.captures().then(|| self.graph_rule.view()),
+            moments: self.moments(),
+            norm: self.norm(),
+            block_flags: self.block_flags.as_ref().map(|block_flags| block_flags.view()),
+            len: self.len,
+            part: self.part.clone(),
+            largest: self.counts.iter().copied().max().unwrap_or(0),
+            segments,
+        }
+    }
+
+    /// The memory of this member that the kernel touches, but for gradients.
+    fn touched(&self, segments: &[Segment<'_, T>]) -> Vec<(Area, Access)> {
+        let mut extra = vec![(area(self.norm.view()), Access::Write), (area(self.graph_rule.view()), Access::Read)];
+        extra.extend(self.block_flags.iter().map(|block_flags| (area(block_flags.view()), Access::Write)));
+        extra.extend(self.kept.iter().flatten().map(|memory| (area(memory.view()), Access::Write)));
+        extra.extend(segments.iter().filter_map(|segment| Some((area(segment.memory?), Access::Write))));
+        extra
+    }
+
+    fn call(&self, origin: Origin) -> Call {
+        Call::new("sharded_step").elements(T::DTYPE, self.len).counts(&self.counts).from(origin)
+    }
+
+    #[track_caller]
+    fn in_lent(
+        &self,
+        group: &Group<'_>,
+        (rule, origin): (Rule, Origin),
+        lent: &mut [DeviceBuffer<T>],
+        grads: &DeviceView<'_, T>,
+        weights: &mut [DeviceViewMut<'_, T>],
+    ) -> Result<()> {
+        let (dev, me) = (group.device(), group.rank());
+        dev.copy(grads, &mut lent[me].slice_mut(..self.len))?;
+        {
+            let views: SmallVec<[DeviceView<'_, T>; 8]> = weights.iter().map(|x| x.view()).collect();
+            let segments = self.segments(self.part.clone(), &views);
+            let kernel = self.kernel(dev, rule, &segments);
+            group.in_lent(self.call(origin), (lent, self.len), self.touched(&segments), &kernel)?;
+        }
+        self.bring_back(dev, &lent[me].slice(..self.len), weights)
+    }
+
     #[track_caller]
     fn by_one_kernel(
         &self,
@@ -205,27 +269,8 @@ impl<T: Parameter> ShardedStep<T> {
         let dev = group.device();
         let views: SmallVec<[DeviceView<'_, T>; 8]> = weights.iter().map(|x| x.view()).collect();
         let segments = self.segments(self.part.clone(), &views);
-        let kernel = OneKernel {
-            reduce: self.reduce,
-            rule,
-            graph_rule: dev.captures().then(|| self.graph_rule.view()),
-            moments: self.moments(),
-            norm: self.norm(),
-            block_flags: self.block_flags.as_ref().map(|block_flags| block_flags.view()),
-            len: self.len,
-            part: self.part.clone(),
-            largest: self.counts.iter().copied().max().unwrap_or(0),
-            segments: &segments,
-        };
-        let mut extra = vec![
-            (area(grads.view()), Access::Write),
-            (area(self.norm.view()), Access::Write),
-            (area(self.graph_rule.view()), Access::Read),
-        ];
-        extra.extend(self.block_flags.iter().map(|block_flags| (area(block_flags.view()), Access::Write)));
-        extra.extend(self.kept.iter().flatten().map(|memory| (area(memory.view()), Access::Write)));
-        extra.extend(segments.iter().filter_map(|segment| Some((area(segment.memory?), Access::Write))));
-        let call = Call::new("sharded_step").elements(T::DTYPE, self.len).counts(&self.counts).from(origin);
+        let (call, kernel, mut extra) = (self.call(origin), self.kernel(dev, rule, &segments), self.touched(&segments));
+        extra.push((area(grads.view()), Access::Write));
         match is_flat(&self.places) {
             true => {
                 let to = exclusive(views[0]);

@@ -1,4 +1,4 @@
-//! Training over several processes: checkpoints, norms and pipelines.
+//! Training over several processes: checkpoints, norms, divided optimizers and pipelines.
 #![cfg(target_os = "linux")]
 
 #[macro_use]
@@ -13,6 +13,7 @@ mod fleet;
 mod norm;
 #[cfg(feature = "blas")]
 mod pipeline;
+mod sharded;
 
 /// The task of one process of a fleet.
 fn run(builder: gpu_pool::Builder, what: &str, more: &[&str]) -> gpu_pool::Result<()> {
@@ -20,6 +21,7 @@ fn run(builder: gpu_pool::Builder, what: &str, more: &[&str]) -> gpu_pool::Resul
         #[cfg(feature = "checkpoints")]
         "checkpoint" => checkpoint::child(builder, more[0], more[1]),
         "norm" => norm::child(builder, more[0]),
+        "sharded" => sharded::child(builder, more[0]),
         #[cfg(feature = "blas")]
         what if what.contains("pipeline") => pipeline::child(builder, what, more),
         _ => panic!("no task is called {what}"),

@@ -13,6 +13,7 @@ use crate::{
     memory::{Access, AsView, AsViewMut, DeviceCopy, DeviceView, DeviceViewMut},
     ops::{rows_of, same_len},
 };
+use std::sync::Arc;
 
 /// A norm of rows with its weights, for `all_reduce_norm`. The rows are as long as the weights.
 #[derive(Clone, Copy)]
@@ -152,7 +153,9 @@ fn in_one<T: Float + Element>(
             rstd: touched(&mut operands, saved.rstd.view(), Access::Write),
         };
         let by = NormCall { kernel, function, memory };
-        group.run_by(Request { extra: operands, norm: Some(by), ..sum(call, source, y) }, Some(&by))?;
+        let mut request = Request { extra: operands, ..sum(call, source, y) };
+        request.own = group.across().map(|_| Arc::new(by.own(&request)));
+        group.run_by(request, Some(&by))?;
     }
     residual_copy.map_or(Ok(()), |copy| dev.copy(&copy, &mut residual))?;
     y_copy.map_or(Ok(()), |copy| dev.copy(&copy, &mut y))

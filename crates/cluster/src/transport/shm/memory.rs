@@ -93,14 +93,13 @@ const KEY: usize = 16;
 /// Most visitors that have not said yet which process they are; the one that has waited longest makes room.
 const MOST_VISITORS: usize = 1024;
 
-/// Gives this process's descriptor to all others, and gets theirs, by their numbers. None for itself. Every wait ends
-/// when `lost` says why, and at the deadline.
+/// Gives this process's descriptor to all others, and gets theirs, by their numbers. None for itself. `tell` gives some
+/// bytes to the others, which `ask` for them. Every wait ends when `lost` says why, and at the deadline.
 pub(crate) fn pass_on(
     own: BorrowedFd<'_>,
-    name: &str,
     (rank, size): (usize, usize),
-    set: &impl Fn(&str, &[u8]) -> Result<()>,
-    get: &impl Fn(&str) -> Result<Vec<u8>>,
+    tell: &dyn Fn(&[u8]) -> Result<()>,
+    ask: &dyn Fn(usize) -> Result<Vec<u8>>,
     lost: &dyn Fn() -> Option<Error>,
     deadline: Duration,
 ) -> Result<Vec<Option<OwnedFd>>> {
@@ -114,14 +113,13 @@ pub(crate) fn pass_on(
         thread::sleep(Duration::from_millis(1));
         Ok(())
     };
-    let entry = |rank: usize| format!("shm/{name}/{rank}");
     let random: [u8; ADDRESS + KEY] = crate::greet::random().map_err(|why| failure("getrandom", why.to_string()))?;
     let listener = socket::listen(&address(&random[..ADDRESS])).map_err(|why| broken("bind", &why))?;
-    set(&entry(rank), &random)?;
+    tell(&random)?;
 
     // The system keeps visitors until they are received, so nobody waits for a peer that is still on its way to others.
     let visit = |peer: usize| -> Result<UnixStream> {
-        let told = get(&entry(peer))?;
+        let told = ask(peer)?;
         let Some((to, key)) = told.split_at_checked(ADDRESS).filter(|(_, key)| key.len() == KEY) else {
             return Err(failure("connect", format!("host {peer} has told {} bytes as its address", told.len())));
         };

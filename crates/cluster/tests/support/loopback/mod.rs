@@ -8,6 +8,7 @@ mod mail;
 use device_mail::DeviceMail;
 use gpu_pool::extend::cluster::{
     BuilderInternals, WallClock,
+    collective::LonePad,
     driver::DriverRef,
     processes::{Connect, Place, Processes},
 };
@@ -17,11 +18,11 @@ use gpu_pool_cluster::extend::{
 };
 use mail::Mail;
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::sync::OnceLock;
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     fmt,
-    sync::Arc,
+    os::fd::AsFd,
+    sync::{Arc, OnceLock},
     thread,
     time::{Duration, Instant, SystemTime},
 };
@@ -404,6 +405,23 @@ impl Hosts {
             (Transport::Device(mail.clone()), Some(mail))
         };
         Self::over(devices, set, both)
+    }
+
+    /// [`on_devices_with`](Self::on_devices_with) one device each, and with pads for own kernels.
+    pub fn with_pads(count: usize, set: impl Fn(Builder) -> Builder) -> Hosts {
+        let hosts = Self::on_devices_with(&vec![1; count], set);
+        let driver = |host: usize| hosts.mails[host].drivers.lock()[0].clone();
+        let made = (0..count).map(|host| LonePad::new(&driver(host), host, count).unwrap());
+        let (mut pads, memory): (Vec<_>, Vec<_>) = made.unzip();
+        for (host, pad) in pads.iter_mut().enumerate() {
+            let others = (0..count).filter(|other| *other != host);
+            others.for_each(|other| pad.import(other, memory[other].as_fd()).unwrap());
+            pad.lay_out(8).unwrap();
+        }
+        for (mail, pad) in hosts.mails.iter().zip(pads) {
+            assert!(mail.pad.set(Ok(pad)).is_ok());
+        }
+        hosts
     }
 
     /// Over any transport.
