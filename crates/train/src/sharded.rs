@@ -31,9 +31,14 @@ use step::{ShardedStep, Terms};
 ///
 /// **Speed.** Where the kernels of GPUs can wait for each other, a step is one kernel of each device. With one
 /// parameter it writes to the others' parameters; with several, a second one copies the others' parameters to their
-/// places, so one large buffer for all parameters is best. Elsewhere (software GPUs, several processes, no peer
-/// access, under a checker, an [`Algorithm`](gpu_pool::collective::Algorithm) other than `Auto`, more than 64
-/// parameters in a device's part) a step is three collectives, and kernels between them.
+/// places, so one large buffer for all parameters is best. Elsewhere (software GPUs, no peer access, under a checker, an
+/// [`Algorithm`](gpu_pool::collective::Algorithm) other than `Auto`, more than 64 parameters in a device's part) a step
+/// is three collectives, and kernels between them. `{:?}` says which it is.
+///
+/// **Several processes.** With one GPU each, on one host, up to 256 MiB of gradients go by one kernel, too. It works in
+/// memory that the processes lend each other, so the gradients are copied there before, and the parameters from there
+/// behind: each device has a further buffer of [`len`](Self::len) elements. More gradients, several devices of a process
+/// and several hosts have the three collectives.
 ///
 /// **Bits.** They are the same both ways, and on all devices: those of a reduce-scatter in the order of ranks, the norm
 /// in a fixed order, the update, and an all-gather. The norm's order does not depend on the number of devices.
@@ -244,5 +249,6 @@ impl<T: Parameter> ShardedOptimizer<T> {
 
 debug_as! {
     ShardedOptimizer<T> [T: Parameter], |self|
-    type = T::DTYPE, optimizer = self.optimizer, len = self.len(), part = self.part(), steps = self.steps, ..
+    type = T::DTYPE, optimizer = self.optimizer, len = self.len(), part = self.part(), steps = self.steps,
+    one_kernel = self.own.is_one_kernel(), ..
 }

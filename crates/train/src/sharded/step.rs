@@ -47,7 +47,7 @@ pub(super) struct ShardedStep<T: Parameter> {
     len: usize,
     counts: SmallVec<[usize; 8]>,
     part: Range<usize>,
-    /// Whether a step may be one kernel: one launch can name the parameters of every part.
+    /// Whether a step is one kernel: kernels can meet, and one launch can name the parameters of every part.
     one_kernel: bool,
     /// Memory of all members, by rank, for kernels of several processes: gradients, and the squares of their chunks.
     lent: Option<Vec<DeviceBuffer<T>>>,
@@ -100,8 +100,8 @@ impl<T: Parameter> ShardedStep<T> {
         let sums = if clips { len.div_ceil(CHUNK) * size_of::<f64>() / size_of::<T>() } else { 0 };
         let fits = group.spans_processes() && one_kernel && (1..=MOST_LENT).contains(&(len * size_of::<T>()));
         let lent = if fits { group.lend(&Call::new(OP), len + sums)? } else { None };
-        let by_kernels = group.kernels_meet() || lent.is_some();
-        if by_kernels {
+        let one_kernel = one_kernel && members > 1 && (group.kernels_meet() || lent.is_some());
+        if one_kernel {
             // Not later: to load a module may wait for kernels that wait for this member.
             dev.load(kernels::entry::<T>())?;
         }
@@ -117,7 +117,7 @@ impl<T: Parameter> ShardedStep<T> {
             kept: update::kept(dev, keeps, part.len())?,
             sums: dev.zeros(len.div_ceil(CHUNK))?,
             norm: dev.zeros(1)?,
-            block_flags: (clips && by_kernels).then(|| dev.zeros(2 * part.len().div_ceil(CHUNK))).transpose()?,
+            block_flags: (clips && one_kernel).then(|| dev.zeros(2 * part.len().div_ceil(CHUNK))).transpose()?,
             graph_rule: dev.upload(bytemuck::cast_slice(&[gathering(Rule::nothing(), &places)]))?,
             places,
             part,
@@ -127,6 +127,10 @@ impl<T: Parameter> ShardedStep<T> {
 
     pub fn use_calls(&mut self) {
         (self.one_kernel, self.lent) = (false, None);
+    }
+
+    pub fn is_one_kernel(&self) -> bool {
+        self.one_kernel
     }
 
     pub fn len(&self) -> usize {
@@ -196,7 +200,7 @@ impl<T: Parameter> ShardedStep<T> {
             self.lent = Some(lent);
             return stepped;
         }
-        match self.one_kernel && group.count() > 1 && group.kernels_meet() {
+        match self.one_kernel {
             true => self.by_one_kernel(&group, (rule, origin), &mut grads, weights)?,
             false => self.by_calls(&group, (rule, origin), &mut grads, weights)?,
         }

@@ -14,6 +14,7 @@ mod norm;
 #[cfg(feature = "blas")]
 mod pipeline;
 mod sharded;
+mod steps;
 
 /// The task of one process of a fleet.
 fn run(builder: gpu_pool::Builder, what: &str, more: &[&str]) -> gpu_pool::Result<()> {

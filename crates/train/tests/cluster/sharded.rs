@@ -1,11 +1,9 @@
 //! Steps of `ShardedOptimizer` between processes with a device each. On GPUs of one host a step is one kernel, in memory
 //! that the processes lend each other; on software GPUs it is three collectives. The bits are those of one process.
 
-#[path = "../world/steps.rs"]
-mod steps;
-
 use crate::{
     fleet::{Fleet, HEARTBEAT_TIMEOUT, free_port, pool, say},
+    steps,
     support::cuda_devices,
 };
 use gpu_pool::{Builder, Device, Error, GpuPool, ReduceOp};

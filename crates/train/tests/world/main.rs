@@ -4,11 +4,6 @@
 #[allow(dead_code, reason = "the rest is for tests of `gpu-pool-cluster`")]
 mod loopback;
 
-#[cfg(feature = "cuda")]
-mod lent;
-#[cfg(feature = "cuda")]
-mod steps;
-
 use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, ReduceOp, Result, Shard, gradients::GradientExchange};
 use gpu_pool_train::{
     DataParallel, Gradients, LearningRate, Model, Optimizer, Parameter, Pipeline, PipelineSchedule, Stage, StageContext,

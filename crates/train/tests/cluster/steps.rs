@@ -25,6 +25,9 @@ fn bits_of<T: Parameter + DeviceCopy + bytemuck::Pod>(
             if calls {
                 own = own.by_calls();
             }
+            // Software GPUs, and one member, have no such kernel.
+            let gpus = group.count() > 1 && dev.info().compute_capability != (0, 0);
+            assert_eq!(format!("{own:?}").contains("one_kernel: true"), gpus && !calls, "{own:?}");
             let weight = |(k, len): (usize, &usize)| dev.upload(&numbers(*len, 100 + k as u64, of));
             let mut weights = sizes.iter().enumerate().map(weight).collect::<Result<Vec<_>>>()?;
             let mut grads = dev.zeros::<T>(own.len())?;
