@@ -186,9 +186,9 @@ impl Hub {
                 return self.frame(host, frame);
             }
             Ok(Record::Next { note }) => {
-                let last = self.hosts.get(&host).and_then(|known| known.last_arrival.as_ref());
-                match last.map(|last| last.next(note)) {
-                    Some(arrive) => return self.record(host, Ok(Record::Frame(ToHub::Arrive(arrive)))),
+                let last = self.hosts.get_mut(&host).and_then(|known| known.last_arrival.as_mut());
+                match last.map(|last| last.advance(note)) {
+                    Some(arrive) => return self.frame(host, ToHub::Arrive(arrive)),
                     None => self.end(Failure::lost(host, "it has sent nonsense: an arrival after none")),
                 }
             }

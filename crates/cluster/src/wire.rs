@@ -89,8 +89,7 @@ impl Record {
     /// The shorter record for this one, if it is the arrival that follows the process's last one.
     pub(crate) fn short(&self, last: Option<&Arrive>) -> Option<Record> {
         let Record::Frame(ToHub::Arrive(arrive)) = self else { return None };
-        let note = || arrive.note.clone();
-        last.filter(|last| last.next(note()) == *arrive).map(|_| Record::Next { note: note() })
+        last.filter(|last| last.precedes(arrive)).map(|_| Record::Next { note: arrive.note.clone() })
     }
 
     /// Whether it may fail a scope in which a process waits for nothing. Others are heard of with the next tick.
@@ -132,10 +131,18 @@ pub(crate) struct Arrive {
 }
 
 impl Arrive {
-    /// The arrival that follows this one, if the process does the same once more.
-    pub fn next(&self, note: Vec<u8>) -> Arrive {
-        let (arrival, number) = (self.arrival.wrapping_add(1), self.number.wrapping_add(1));
-        Arrive { arrival, number, note, ..self.without_note() }
+    /// Becomes the arrival that follows this one, if the process does the same once more. Returns it with a note.
+    pub fn advance(&mut self, note: Vec<u8>) -> Arrive {
+        (self.arrival, self.number) = (self.arrival.wrapping_add(1), self.number.wrapping_add(1));
+        Arrive { note, ..self.without_note() }
+    }
+
+    /// Whether the other one, but for its note, is what this one [becomes](Self::advance).
+    fn precedes(&self, other: &Arrive) -> bool {
+        let Arrive { arrival, scope, members, number, device, known, behind, proxied, call, site, .. } = other;
+        (arrival.wrapping_sub(1), *scope, number.wrapping_sub(1)) == (self.arrival, self.scope, self.number)
+            && (device, known, behind, proxied) == (&self.device, &self.known, &self.behind, &self.proxied)
+            && (members, call, site) == (&self.members, &self.call, &self.site)
     }
 
     /// Whether these two make one collective.

@@ -78,10 +78,11 @@ impl Meeting {
                 frame.push((arrive.arrival, std::mem::take(&mut arrive.note)));
             }
         }
+        let count = frames.len();
         for (host, arrive) in self.arrived.iter().filter(|(host, _)| only.is_none_or(|only| only == **host)) {
-            for (at, notes) in frames.iter().enumerate() {
-                let (arrival, notes, more) = (arrive.arrival, notes.clone(), at + 1 < frames.len());
-                out.push((*host, ToHost::Commit { arrival, known, notes, more }));
+            for (at, notes) in frames.iter_mut().enumerate() {
+                let notes = if only.is_some() { std::mem::take(notes) } else { notes.clone() };
+                out.push((*host, ToHost::Commit { arrival: arrive.arrival, known, notes, more: at + 1 < count }));
             }
         }
     }

@@ -18,6 +18,10 @@ impl Hub {
     }
 
     pub(super) fn handle_in_order(&mut self, host: usize, frame: ToHub) {
+        let nonsense = |nonsense| Failure::lost(host, format!("it has sent nonsense: {nonsense}"));
+        if !self.meshed {
+            return self.handle(host, frame).unwrap_or_else(|why| self.end(nonsense(why)));
+        }
         let known = self.hosts.entry(host).or_default();
         known.held.push_back(frame);
         let beats = known.held.len() > 1 && matches!(known.held.back(), Some(ToHub::Beat { .. }));
