@@ -1,6 +1,6 @@
 //! The signal pad of a process with one GPU whose peers are GPUs of other processes of the host: sums of one trip among
-//! them, by the kernels of [`inbox`], also with a norm of the rows ([`norm`](super::algorithm::norm)); and kernels of crates above, in memory
-//! that the members lend each other ([`above`](super::algorithm::above)).
+//! them, by the kernels of [`inbox`], also with a norm of the rows ([`norm`](super::algorithm::norm)); and kernels of
+//! crates above, in memory that the members lend each other ([`above`](super::algorithm::above)).
 //!
 //! `gpu-pool-cluster` makes a [`LonePad`] when the processes connect, passes the descriptors of their memory on, and
 //! calls [`launch`](LonePad::launch) in the order of the cluster's commits. The pad's ordinals are process numbers.
@@ -35,7 +35,8 @@ use std::{
 const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 /// In the page-locked memory, behind the abort word and the report word: room for the set-up.
 const ROOM: usize = 256;
-/// Elements of a sum of the [`probe`](LonePad::probe): more than a block takes.
+/// Elements of a sum of the [`probe`](LonePad::probe), more than a block takes; and words behind each pad, which the
+/// others read then.
 const PROBED: usize = 4096;
 
 /// Why the set-up has failed.
@@ -143,7 +144,7 @@ impl LonePad {
         fail_if!(driver.watch().is_some(), "a checker watches the device, and knows no flags of kernels".into());
         let unit = driver.vm_granularity().ok_or("the GPU has no virtual memory management")?;
         let layout = PadLayout::one_trip(count);
-        let bytes = layout.bytes(count).next_multiple_of(unit);
+        let bytes = (layout.bytes(count) + PROBED * 4).next_multiple_of(unit);
         let (pads, windows, words) = (vec![0; count], Vec::new(), std::ptr::null_mut());
         let (module, functions) = (None, SmallVec::new());
         let mut memory = Memory { driver: driver.clone(), pads, bytes, windows, words, module, functions };
@@ -151,7 +152,7 @@ impl LonePad {
         memory.map(me, |at| unsafe { driver.vm_map(at, bytes) })?;
         // SAFETY: mapped just now; no other code knows of it.
         let descriptor = told("the descriptor", unsafe { driver.vm_export(memory.pads[me], bytes) })?;
-        memory.words = told("page-locked memory", driver.host_alloc(ROOM + PROBED * 4))?;
+        memory.words = told("page-locked memory", driver.host_alloc(2 * ROOM + PROBED * 4))?;
         let module = told("kernels", driver.module_load(&builtin::INBOX.image))?;
         memory.module = Some(module);
         for dtype in FLOATS {
@@ -178,18 +179,52 @@ impl LonePad {
         let Memory { driver, pads, .. } = &*self.memory;
         let (abort, own, inbox) = (self.memory.words.addr() as u64, pads[self.me], self.layout.inbox(pads.len()));
         let header = self.layout.header(pads, abort, abort + REPORT as u64);
-        let room = self.memory.word(ROOM);
+        let (room, words) = (self.memory.word(ROOM), self.memory.word(2 * ROOM).cast::<u32>());
         // SAFETY: the room is larger, and no other code uses it; the own pad has these parts, and no kernel knows it.
         self.with_stream(Duration::from_secs(30), |stream| unsafe {
             room.copy_from_nonoverlapping(header.as_ptr(), header.len());
+            (0..PROBED).for_each(|i| words.add(i).write(builtin::pattern(i as u64, self.me as u32)));
+            driver.copy_to_device(self.behind(self.me), words.cast(), PROBED * 4, stream)?;
             driver.fill_u8(own, 0, inbox.start, stream)?;
             driver.fill_u8(own + inbox.start as u64, EMPTY, inbox.bytes(), stream)?;
             driver.copy_to_device(own, room.cast(), header.len() * 8, stream)
         })
     }
 
-    /// Sums of all processes, which all begin at about the same time: whether each GPU's memory is written by all.
-    /// Errors: the reason, as text.
+    /// Where a process's pad ends.
+    fn behind(&self, process: usize) -> Address {
+        self.memory.pads[process] + self.layout.bytes(self.memory.pads.len()) as u64
+    }
+
+    /// Whether this GPU reads what the others have written behind their pads. `at`: memory of a word.
+    fn probe_loads(&self, at: Address, limit: Duration) -> SetUp<()> {
+        const NAME: &str = "probe_check";
+        let (driver, wrong) = (&self.memory.driver, self.memory.word(ROOM).cast::<u32>());
+        let module = told("kernels", driver.module_load(&builtin::PROBE.image))?;
+        let function = told("kernels", driver.function(module, NAME))?;
+        for process in (0..self.memory.pads.len()).filter(|process| *process != self.me) {
+            let words = Part { address: self.behind(process), bytes: PROBED * 4 }.slice(false);
+            let found = Part { address: at, bytes: 4 }.slice(true);
+            let args = [words, value(PROBED as u64), value(process as u32), found];
+            let launch = Launch { name: NAME, function, host: None, dims: dims(8), args: &args, early: false };
+            // SAFETY: all memory is there until `with_stream` has waited; no other code uses the page-locked word.
+            self.with_stream(limit, |stream| unsafe {
+                driver.fill_u8(at, 0, 4, stream)?;
+                driver.launch(&launch, stream)?;
+                driver.copy_to_host(wrong.cast(), at, 4, stream)
+            })?;
+            // SAFETY: the copy is over.
+            match unsafe { wrong.read() } {
+                0 => {}
+                wrong => return Err(format!("of {PROBED} words of process {process} {wrong} are read wrong")),
+            }
+        }
+        // SAFETY: its kernels are over. After an error one may run, so the module stays.
+        told("kernels", unsafe { driver.module_unload(module) })
+    }
+
+    /// Loads, and sums of all processes, which all begin at about the same time: whether each GPU's memory is read and
+    /// written by all. Errors: the reason, as text.
     pub fn probe(&self, limit: Duration) -> SetUp<()> {
         let (driver, count, bytes) = (&self.memory.driver, self.memory.pads.len(), PROBED * 4);
         let (members, of) = ((0..count).collect::<SmallVec<[usize; MOST]>>(), (DType::F32, ReduceOp::Sum));
@@ -198,23 +233,25 @@ impl LonePad {
         // SAFETY: aligned page-locked memory of so many bytes, which the host alone uses while no copy runs.
         let x = unsafe { std::slice::from_raw_parts_mut(self.memory.word(ROOM).cast::<f32>(), PROBED) };
         // A room is used again in the third.
-        let probed = (0..3).try_for_each(|round| {
-            let value = |process: usize, i: usize| ((process + 1) * (1 + (i + round) % 13)) as f32;
-            x.iter_mut().enumerate().for_each(|(i, x)| *x = value(self.me, i));
-            // SAFETY: both have so many bytes, and live until `with_stream` has waited, or `mem_free` does.
-            self.with_stream(limit * 2, |stream| unsafe {
-                driver.copy_to_device(at, x.as_ptr().cast(), bytes, stream)?;
-                self.launch(stream, &trip)?;
-                driver.copy_to_host(x.as_mut_ptr().cast(), at, bytes, stream)
-            })?;
-            let expected = |i: usize| (0..count).map(|process| value(process, i)).sum::<f32>();
-            match (self.given_up(), x.iter().enumerate().find(|(i, x)| **x != expected(*i))) {
-                (Some((_, missing, limit)), _) => {
-                    Err(format!("a kernel has waited for process {missing} for {limit:?}"))
+        let probed = self.probe_loads(at, limit).and_then(|()| {
+            (0..3).try_for_each(|round| {
+                let value = |process: usize, i: usize| ((process + 1) * (1 + (i + round) % 13)) as f32;
+                x.iter_mut().enumerate().for_each(|(i, x)| *x = value(self.me, i));
+                // SAFETY: both have so many bytes, and live until `with_stream` has waited, or `mem_free` does.
+                self.with_stream(limit * 2, |stream| unsafe {
+                    driver.copy_to_device(at, x.as_ptr().cast(), bytes, stream)?;
+                    self.launch(stream, &trip)?;
+                    driver.copy_to_host(x.as_mut_ptr().cast(), at, bytes, stream)
+                })?;
+                let expected = |i: usize| (0..count).map(|process| value(process, i)).sum::<f32>();
+                match (self.given_up(), x.iter().enumerate().find(|(i, x)| **x != expected(*i))) {
+                    (Some((_, missing, limit)), _) => {
+                        Err(format!("a kernel has waited for process {missing} for {limit:?}"))
+                    }
+                    (None, Some((i, x))) => Err(format!("a sum is wrong: {x}, not {}", expected(i))),
+                    (None, None) => Ok(()),
                 }
-                (None, Some((i, x))) => Err(format!("a sum is wrong: {x}, not {}", expected(i))),
-                (None, None) => Ok(()),
-            }
+            })
         });
         // SAFETY: from `mem_alloc`; kernels that still run end by the abort.
         probed.and(told("memory", unsafe { driver.mem_free(at) }))

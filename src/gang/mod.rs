@@ -225,10 +225,10 @@ impl Gang {
     /// then gone on without that peer. Later work on that device, and data from it, may be incomplete.
     pub(crate) fn check_kernels(&self, deadline: Duration, last_calls: impl FnOnce() -> Vec<DeviceCall>) {
         let Some(alarm) = &self.alarm else { return };
-        if self.is_aborted() {
-            return;
-        }
-        if let Some((device, missing)) = alarm.given_up(&self.members, self.place()) {
+        // Asked also after a failure: the alarm then ends what its kernels can no longer be used for.
+        if let Some((device, missing)) = alarm.given_up(&self.members, self.place())
+            && !self.is_aborted()
+        {
             let (op, missing) = ("collective", vec![missing]);
             self.poison(device, Error::Timeout { device, op, waited: deadline, missing, last_calls: last_calls() });
         }

@@ -245,7 +245,7 @@ pub(crate) fn odd(x: f64) -> f32 {
 }
 
 /// The finaliser of MurmurHash3 over index and seed, as in `kernels/probe.cu`.
-fn pattern(i: u64, seed: u32) -> u32 {
+pub(crate) fn pattern(i: u64, seed: u32) -> u32 {
     let mut h = (i as u32).wrapping_mul(0x9e37_79b9).wrapping_add((i >> 32) as u32).wrapping_add(seed);
     h ^= h >> 16;
     h = h.wrapping_mul(0x85eb_ca6b);

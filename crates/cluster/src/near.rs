@@ -85,8 +85,8 @@ pub(super) fn open(control: &Control, local: &Arc<Local>, limits: Limits) -> Res
     let Some(own) = own.filter(|_| connect::same_everywhere(&told)) else { return Ok(None) };
     let key = |host: usize| format!("journal/{host}");
     let (tell, ask) = (|own: &[u8]| control.local.set(&key(host), own), |peer| control.local.get(&key(peer)));
-    let (lost, limit) = (|| control.lost(), limits.connect_timeout);
-    let theirs = pass_on(own.descriptor(), (host, size), &tell, &ask, &lost, limit)?;
+    let (lost, limit, all) = (|| control.lost(), limits.connect_timeout, (0..size).collect::<Vec<_>>());
+    let theirs = pass_on(own.descriptor(), (host, &all), &tell, &ask, &lost, limit)?;
     let theirs = own.map_theirs(theirs)?;
     let own = Arc::new(own);
     let memory: Vec<_> = theirs.into_iter().map(|theirs| theirs.map_or_else(|| own.clone(), Arc::new)).collect();

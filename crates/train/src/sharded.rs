@@ -35,14 +35,17 @@ use step::{ShardedStep, Terms};
 /// [`Algorithm`](gpu_pool::collective::Algorithm) other than `Auto`, more than 64 parameters in a device's part) a step
 /// is three collectives, and kernels between them. `{:?}` says which it is.
 ///
-/// **Several processes.** With one GPU each, on one host, up to 256 MiB of gradients go by one kernel, too. It works in
-/// memory that the processes lend each other, so the gradients are copied there before, and the parameters from there
-/// behind: each device has a further buffer of [`len`](Self::len) elements. More gradients, several devices of a process
-/// and several hosts have the three collectives.
+/// **Several processes.** With one GPU each, on one host, up to 256 MiB of gradients go by one kernel, too, unless a
+/// process asks for NCCL alone. It works in memory that the processes lend each other, so the gradients are copied there
+/// before, and the parameters from there behind: each device has a further buffer of [`len`](Self::len) elements. It is
+/// the driver's own memory: it counts neither in [`MemoryStats`](gpu_pool::memory::MemoryStats) nor against
+/// [`Builder::memory_limit`](gpu_pool::Builder::memory_limit). Where a process has not so much, and for more gradients,
+/// several devices of a process and several hosts, a step is the three collectives.
 ///
 /// **Bits.** They are the same both ways, and on all devices: those of a reduce-scatter in the order of ranks, the norm
 /// in a fixed order, the update, and an all-gather. The norm's order does not depend on the number of devices.
-/// Parameters are moved as they are, also NaNs.
+/// Parameters are moved as they are, also NaNs. Between processes one kernel has these bits, and the three collectives
+/// have their own: NCCL adds up more than two in an order of its own, and divides `f16` before it adds.
 ///
 /// **Graphs.** A step can be [captured](Device::capture). Its numbers (rate, corrections of Adam) are then in the
 /// device's memory: call [`prepare`](Self::prepare) before each launch.

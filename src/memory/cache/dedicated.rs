@@ -104,6 +104,7 @@ mod make {
             bytes: usize,
             lending: &Arc<Lending>,
         ) -> Result<(BlockRef, OwnedFd)> {
+            self.let_go();
             let driver = self.handle.driver.clone();
             let Window { region, at, bytes } = self.window(op, bytes)?;
             // SAFETY: fresh addresses, which no other code has.
@@ -131,6 +132,7 @@ mod make {
             memory: BorrowedFd<'_>,
             lending: &Arc<Lending>,
         ) -> Result<BlockRef> {
+            self.let_go();
             let Window { region, at, bytes } = self.window(op, bytes)?;
             // SAFETY: fresh addresses, which no other code has. The exporter has waited for its uses, and begins others
             // only when the memory has come back.

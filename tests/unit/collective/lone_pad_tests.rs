@@ -48,6 +48,26 @@ fn a_pad_has_room_for_one_trip_and_for_packets() {
     }
 }
 
+/// Others read them before they trust a mapping.
+#[test]
+fn behind_a_pad_are_words_of_its_process() {
+    let pads = pads(3);
+    for pad in &pads {
+        for process in 0..3 {
+            let host = pad.memory.driver.host_alloc(PROBED * 4).unwrap();
+            let (limit, at) = (Duration::from_secs(60), pad.behind(process));
+            // SAFETY: both have so many bytes.
+            pad.with_stream(limit, |s| unsafe { pad.memory.driver.copy_to_host(host, at, PROBED * 4, s) }).unwrap();
+            // SAFETY: as above; the copy is over.
+            let words = unsafe { std::slice::from_raw_parts(host.cast::<u32>(), PROBED) };
+            let wanted = |i| builtin::pattern(i as u64, process as u32);
+            assert!(words.iter().enumerate().all(|(i, word)| *word == wanted(i)));
+            // SAFETY: it came from `host_alloc`.
+            unsafe { pad.memory.driver.host_free(host).unwrap() };
+        }
+    }
+}
+
 #[test]
 fn a_pad_names_all_pads_where_this_process_has_them() {
     let pads = pads(3);
@@ -59,9 +79,11 @@ fn a_pad_names_all_pads_where_this_process_has_them() {
         assert!(words[3..MOST].iter().all(|word| *word == 0));
         let abort = pad.memory.words.addr() as u64;
         assert_eq!((words[MOST], words[MOST + 1]), (abort, abort + REPORT as u64));
-        // No packets, no rooms of eager sends, no slots; the rooms of one trip begin behind the flags.
-        assert_eq!(words[MOST + 4 + MOST / 2], (pad.layout.inbox as u64) << 32);
-        let inbox = (HEADER + FLAGS) / 8;
+        // No rooms of eager sends, no slots; the rooms of one trip begin behind the packets.
+        let inbox = pad.layout.inbox(pads.len()).start;
+        let wholes = (pad.layout.inbox as u64) << 32 | (inbox - HEADER - FLAGS) as u64;
+        assert_eq!(words[MOST + 4 + MOST / 2], wholes);
+        let inbox = inbox / 8;
         assert!(words[HEADER / 8..inbox].iter().all(|word| *word == 0));
         assert!(words[inbox..].iter().all(|word| *word == u64::MAX));
     }

@@ -9,13 +9,16 @@ use crate::runtime::{AcrossProcesses, Call, ForeignMemory};
 use crate::transport::shm::pass_on;
 use gpu_pool::{DeviceBuffer, Group, Result, event};
 use once_cell::unsync::OnceCell;
-use std::{os::fd::AsFd, sync::Arc};
+use std::{cell::Cell, os::fd::AsFd, sync::Arc, thread, time::Duration};
+
+/// It looks so often for a loss that explains a failure, and waits so long after each look.
+const LOOKS: usize = 30;
+const LOOK: Duration = Duration::from_millis(10);
 
 pub(super) fn lend(group: &Group<'_>, call: &Call, bytes: usize) -> Result<Option<Vec<DeviceBuffer<u8>>>> {
-    let (dev, place) = (group.device(), (group.rank(), group.count()));
-    if Hierarchical.pad(group).is_none() {
-        return Ok(None);
-    }
+    let (dev, pad) = (group.device(), Hierarchical.pad(group));
+    let Some(across) = group.across().filter(|_| pad.is_some()) else { return Ok(None) };
+    let hosts: Vec<_> = across.places.iter().map(|place| place.host).collect();
     let none = |why: &dyn std::fmt::Display| {
         event!(debug, "not_lent", "kernels of several processes have no common memory: {why}");
         Ok(None)
@@ -28,19 +31,31 @@ pub(super) fn lend(group: &Group<'_>, call: &Call, bytes: usize) -> Result<Optio
         }
     };
     // What all have told; nothing: it has no memory.
-    let told = OnceCell::new();
+    let (told, asked) = (OnceCell::new(), Cell::new(false));
     let tell = |own: &[u8]| {
+        asked.set(true);
         let told = told.get_or_try_init(|| exchange(group, call, own.to_vec()))?;
         let without = told.iter().position(Vec::is_empty);
         without.map_or(Ok(()), |rank| Err(cluster_error!(call.op, "rank {rank} has no memory to lend")))
     };
     let ask = |rank: usize| Ok(told.get().map_or_else(Vec::new, |told| told[rank].clone()));
-    let theirs = pass_on(memory.as_fd(), place, &tell, &ask, &|| dev.check().err(), dev.deadline());
-    let theirs = match theirs {
-        Ok(theirs) => theirs,
-        Err(why) if told.get().is_some_and(|told| told.iter().any(Vec::is_empty)) => return none(&why),
-        Err(error) => {
-            // The others wait for this process's memory.
+    let lost = || dev.check().err();
+    let theirs = pass_on(memory.as_fd(), (group.rank(), &hosts), &tell, &ask, &lost, dev.deadline());
+    let theirs = match (theirs, told.get()) {
+        (Ok(theirs), _) => theirs,
+        // It has no socket.
+        (Err(why), None) if !asked.get() => {
+            exchange(group, call, Vec::new())?;
+            return none(&why);
+        }
+        (Err(error), None) => return Err(error),
+        (Err(why), Some(told)) if told.iter().any(Vec::is_empty) => return none(&why),
+        (Err(error), _) => {
+            // A loss is known soon, and says more. Without one the others wait for this process's memory.
+            for _ in 0..LOOKS {
+                dev.check()?;
+                thread::sleep(LOOK);
+            }
             dev.own_gang().poison(dev.index(), error.clone());
             return Err(error);
         }

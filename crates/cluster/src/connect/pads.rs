@@ -93,8 +93,9 @@ fn exchange(control: &Control, memory: &OwnedFd, limit: Duration) -> SetUp<Vec<O
             }
         }
     };
-    let (tell, place) = (|own: &[u8]| control.local.set(&key(control.host), own), (control.host, control.size()));
-    pass_on(memory.as_fd(), place, &tell, &ask, &lost, limit).map_err(|error| {
+    let (tell, all) =
+        (|own: &[u8]| control.local.set(&key(control.host), own), (0..control.size()).collect::<Vec<_>>());
+    pass_on(memory.as_fd(), (control.host, &all), &tell, &ask, &lost, limit).map_err(|error| {
         let _ = control.local.set(&failed_by(control.host), b"!");
         error.to_string()
     })

@@ -125,9 +125,9 @@ impl Shm {
         let stride = Mapped::size(ring);
         let part = (stride * size).next_multiple_of(PAGE);
         let own = Arc::new(Shared::new(part + PART)?);
-        let entry = |rank: usize| format!("shm/{name}/{rank}");
+        let (entry, hosts) = (|rank: usize| format!("shm/{name}/{rank}"), (0..size).collect::<Vec<_>>());
         let (tell, ask) = (|own: &[u8]| set(&entry(rank), own), |peer| get(&entry(peer)));
-        let theirs = own.map_theirs(pass_on(own.descriptor(), (rank, size), &tell, &ask, lost, deadline)?)?;
+        let theirs = own.map_theirs(pass_on(own.descriptor(), (rank, &hosts), &tell, &ask, lost, deadline)?)?;
         let mut peers = Vec::with_capacity(size);
         for (peer, theirs) in theirs.into_iter().enumerate() {
             // SAFETY: each ring has its place in the memory of its reader, by the number of its writer. `map_theirs`

@@ -136,3 +136,22 @@ fn memory_is_lent_by_all_members_or_by_none() {
         assert_eq!(hosts.all(|dev| Ok(lend(&dev.world()?, len)?.is_some())), [some; 2], "{len}");
     }
 }
+
+/// Memory that was dropped is there again, also within the scope.
+#[test]
+fn lent_memory_comes_back() {
+    let hosts = Hosts::with_pads(2, |builder| {
+        builder.topology(Topology::nvswitch(1).with_devices(|_, device| device.memory = 64 << 20))
+    });
+    hosts.all(|dev| {
+        let world = dev.world()?;
+        for _ in 0..3 {
+            let mut lent = lend(&world, 10 << 20)?.expect("there is room for one");
+            dev.fill(&mut lent[world.rank()], 1.0)?;
+            drop(lent);
+            dev.synchronize()?;
+            world.barrier()?;
+        }
+        Ok(())
+    });
+}

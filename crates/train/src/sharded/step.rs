@@ -200,7 +200,7 @@ impl<T: Parameter> ShardedStep<T> {
             self.lent = Some(lent);
             return stepped;
         }
-        match self.one_kernel {
+        match self.one_kernel && !group.spans_processes() {
             true => self.by_one_kernel(&group, (rule, origin), &mut grads, weights)?,
             false => self.by_calls(&group, (rule, origin), &mut grads, weights)?,
         }

@@ -81,6 +81,17 @@ fn forever(dev: &Device) -> Result<(), Error> {
 
 pub fn child(builder: Builder, what: &str) -> Result<(), Error> {
     let pool = pool(builder)?;
+    if what == "bits" {
+        // Memory that is lent in a scope that fails is of no use to the next one, and does it no harm.
+        let failed = pool.run(|dev, _| {
+            let world = dev.world()?;
+            let mut own = ShardedOptimizer::<f32>::new(&world, Optimizer::sgd(0.1), ReduceOp::Sum, &[5000])?;
+            let (mut grads, mut weights) = (dev.zeros::<f32>(own.len())?, [dev.zeros::<f32>(5000)?]);
+            own.step(dev, &mut grads, &mut weights)?;
+            if world.rank() == 1 { Err(Error::custom("a failure")) } else { world.barrier() }
+        });
+        assert!(failed.is_err(), "{failed:?}");
+    }
     let found = pool.run(|dev, _| match what {
         "bits" => {
             let world = dev.world()?;

@@ -93,22 +93,24 @@ const KEY: usize = 16;
 /// Most visitors that have not said yet which process they are; the one that has waited longest makes room.
 const MOST_VISITORS: usize = 1024;
 
-/// Gives this process's descriptor to all others, and gets theirs, by their numbers. None for itself. `tell` gives some
-/// bytes to the others, which `ask` for them. Every wait ends when `lost` says why, and at the deadline.
+/// Gives this process's descriptor to all others, and gets theirs, by their places among `hosts`, the numbers of all.
+/// None for itself. `tell` gives some bytes to the others, which `ask` for them. Every wait ends when `lost` says why,
+/// and at the deadline.
 pub(crate) fn pass_on(
     own: BorrowedFd<'_>,
-    (rank, size): (usize, usize),
+    (rank, hosts): (usize, &[usize]),
     tell: &dyn Fn(&[u8]) -> Result<()>,
     ask: &dyn Fn(usize) -> Result<Vec<u8>>,
     lost: &dyn Fn() -> Option<Error>,
     deadline: Duration,
 ) -> Result<Vec<Option<OwnedFd>>> {
-    let start = Instant::now();
+    let (start, size) = (Instant::now(), hosts.len());
     let pause = |missing: &dyn Fn() -> Vec<usize>| -> Result<()> {
         lost().map_or(Ok(()), Err)?;
         if start.elapsed() > deadline {
             let (op, waited) = ("shared memory".to_owned(), start.elapsed());
-            return Err(Error::HostTimeout { op, waited, missing: missing() });
+            let missing = missing().into_iter().map(|peer| hosts[peer]).collect();
+            return Err(Error::HostTimeout { op, waited, missing });
         }
         thread::sleep(Duration::from_millis(1));
         Ok(())
@@ -121,7 +123,8 @@ pub(crate) fn pass_on(
     let visit = |peer: usize| -> Result<UnixStream> {
         let told = ask(peer)?;
         let Some((to, key)) = told.split_at_checked(ADDRESS).filter(|(_, key)| key.len() == KEY) else {
-            return Err(failure("connect", format!("host {peer} has told {} bytes as its address", told.len())));
+            let (host, bytes) = (hosts[peer], told.len());
+            return Err(failure("connect", format!("host {host} has told {bytes} bytes as its address")));
         };
         let mut stream = loop {
             match socket::connect(&address(to)) {
@@ -131,7 +134,7 @@ pub(crate) fn pass_on(
                 // Nobody has that name here.
                 Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => {
                     let why = "has gone, or is on another machine (or in another container): use MPI";
-                    return Err(failure("connect", format!("host {peer} {why}")));
+                    return Err(failure("connect", format!("host {} {why}", hosts[peer])));
                 }
                 Err(why) => return Err(broken("connect", &why)),
             }
