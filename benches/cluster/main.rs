@@ -9,8 +9,8 @@
 //! * `gpu/<as_is, forced or sockets>/all_reduce/f32/<bytes>`: microseconds per call, 1 KB to 1 GB (`--max BYTES`)
 //! * `gpu/<as_is, forced or sockets>/single/f32/<bytes>`: a call and the wait for it, one after the other
 //! * `gpu/meeting`: a `world.barrier()`, the part of each call before its launch that is on the host
-//! * `gpu/as_is/zero/<parameters>`, `zero_clip`: a step of a `ShardedOptimizer` with gradients and parameters of bf16 in
-//!   one buffer each, by one kernel in memory that the processes lend each other, against three collectives and the
+//! * `gpu/as_is/zero/<parameters>`, `zero_clip`: a step of a `ShardedOptimizer` with gradients and parameters of bf16
+//!   in one buffer each, by one kernel in memory that the processes lend each other, against three collectives and the
 //!   kernels between them, and against torch (reduce-scatter, fused AdamW or all between compiled, all-gather)
 //! * `gpu/<as_is or sockets>/step/<batch>`: a training step of `overlap`'s perceptron; `alone` is one without exchange
 //!

@@ -39,8 +39,9 @@ pub trait AcrossProcesses: Send + Sync {
     /// The signal pad by which the members' GPUs add up small buffers, if they have pads.
     fn pad<'d>(&self, group: &Group<'d>) -> Option<&'d LonePad>;
 
-    /// Memory of so many bytes of each member, which the kernels of all may use: by rank, as this device has it mapped.
-    /// None: they have no pads, or one of them has no such memory. All members call it, and wait. Errors: the cluster's.
+    /// Memory of so many bytes of each member, which the kernels of all may use: by rank, as this device has it
+    /// mapped. None: they have no pads, or one of them has no such memory. All members call it, and wait. Errors: the
+    /// cluster's.
     fn lend(&self, _group: &Group<'_>, _call: &Call, _bytes: usize) -> Result<Option<Vec<DeviceBuffer<u8>>>> {
         Ok(None)
     }

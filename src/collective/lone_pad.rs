@@ -297,7 +297,7 @@ impl LonePad {
     /// Source, destination and the norm's memory are memory of this device; they live, and nothing else touches them,
     /// until the stream has passed the kernel. All members launch theirs, in the same order with all other kernels of
     /// the pads; `n` elements are at most [`most`](Self::most) bytes, or as many as an own kernel takes. Its blocks are
-    /// [few](Self::limits) enough, and its arguments name memory like that. Errors: the driver's.
+    /// few enough for `limits`, and its arguments name memory like that. Errors: the driver's.
     pub unsafe fn launch(&self, stream: RawStream, trip: &Trip<'_>) -> DriverResult {
         let &Trip { members, me, of: (dtype, op), factors, own, n, at, place, deadline } = trip;
         let (count, bytes) = (members.len(), n * dtype.size());

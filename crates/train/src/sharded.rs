@@ -31,14 +31,14 @@ use step::{ShardedStep, Terms};
 ///
 /// **Speed.** Where the kernels of GPUs can wait for each other, a step is one kernel of each device. With one
 /// parameter it writes to the others' parameters; with several, a second one copies the others' parameters to their
-/// places, so one large buffer for all parameters is best. Elsewhere (software GPUs, no peer access, under a checker, an
-/// [`Algorithm`](gpu_pool::collective::Algorithm) other than `Auto`, more than 64 parameters in a device's part) a step
-/// is three collectives, and kernels between them. `{:?}` says which it is.
+/// places, so one large buffer for all parameters is best. Elsewhere (software GPUs, no peer access, under a checker,
+/// an [`Algorithm`](gpu_pool::collective::Algorithm) other than `Auto`, more than 64 parameters in a device's part) a
+/// step is three collectives, and kernels between them. `{:?}` says which it is.
 ///
 /// **Several processes.** With one GPU each, on one host, up to 256 MiB of gradients go by one kernel, too, unless a
-/// process asks for NCCL alone. It works in memory that the processes lend each other, so the gradients are copied there
-/// before, and the parameters from there behind: each device has a further buffer of [`len`](Self::len) elements. It is
-/// the driver's own memory: it counts neither in [`MemoryStats`](gpu_pool::memory::MemoryStats) nor against
+/// process asks for NCCL alone. It works in memory that the processes lend each other, so the gradients are copied
+/// there before, and the parameters from there behind: each device has a further buffer of [`len`](Self::len) elements.
+/// It is the driver's own memory: it counts neither in [`MemoryStats`](gpu_pool::memory::MemoryStats) nor against
 /// [`Builder::memory_limit`](gpu_pool::Builder::memory_limit). Where a process has not so much, and for more gradients,
 /// several devices of a process and several hosts, a step is the three collectives.
 ///

@@ -1,5 +1,5 @@
-//! Memory of GPUs of several processes of one host that the kernels of all use: for kernels of crates above, which go by
-//! the processes' [pads](crate::runtime::LonePad). The memory of each has a descriptor, which goes to all others.
+//! Memory of GPUs of several processes of one host that the kernels of all use: for kernels of crates above, which go
+//! by the processes' [pads](crate::runtime::LonePad). The memory of each has a descriptor, which goes to all others.
 //! Invariant: all members come to one answer, so that all go by such kernels, or none. A process that has another's
 //! memory keeps it, also when that process has dropped it or has ended.
 

@@ -21,8 +21,8 @@ use std::{ops::Range, sync::Arc};
 
 const OP: &str = "ShardedOptimizer";
 
-/// Most bytes of gradients that members of several processes copy for one kernel of all. Each has them twice then, so it
-/// is little beside the memory of a GPU.
+/// Most bytes of gradients that members of several processes copy for one kernel of all. Each has them twice then, so
+/// it is little beside the memory of a GPU.
 const MOST_LENT: usize = 256 << 20;
 
 #[derive(Clone)]
