@@ -238,6 +238,7 @@ impl<T: Parameter> ShardedStep<T> {
         extra
     }
 
+    #[track_caller]
     fn call(&self, origin: Origin) -> Call {
         Call::new("sharded_step").elements(T::DTYPE, self.len).counts(&self.counts).from(origin)
     }

@@ -1,5 +1,6 @@
 //! Steps of `ShardedOptimizer` between processes with a device each. On GPUs of one host a step is one kernel, in
-//! memory that the processes lend each other; on software GPUs it is three collectives. The bits are those of one process.
+//! memory that the processes lend each other; on software GPUs it is three collectives. The bits are those of one
+//! process.
 
 use crate::{
     fleet::{Fleet, HEARTBEAT_TIMEOUT, free_port, pool, say},
