@@ -257,7 +257,7 @@ impl NormCall {
         }
     }
 
-    /// For other processes' members, which none of the ways but [`Way::Pull`] has to know.
+    /// For members of several processes, which go all ways but [`Way::Pull`].
     fn own(&self, request: &Request) -> OwnKernel {
         let args = self.inbox_args(DeviceBarrier::NONE, request);
         OwnKernel { name: self.kernel.entry().name, function: self.function, dims: self.kernel.dims(), args }
