@@ -177,3 +177,25 @@ fn a_failed_gang_ends_the_kernels_of_no_other() {
     first.poison(1, Error::Closed);
     assert_eq!(aborted(), [q, p, q]);
 }
+
+/// The pads of several processes are of no use once a kernel has given up, also in a gang that has failed before.
+#[test]
+fn a_failed_gang_asks_for_kernels_that_have_given_up() {
+    struct Asked(parking_lot::Mutex<usize>);
+    impl crate::gang::Alarm for Asked {
+        fn raise(&self, _: &[usize], _: u64) {}
+
+        fn given_up(&self, _: &[usize], _: u64) -> Option<(usize, usize)> {
+            *self.0.lock() += 1;
+            Some((0, 1))
+        }
+    }
+    let asked = Arc::new(Asked(Default::default()));
+    let wakers = vec![shim::Arc::new(EventCount::new())];
+    let gang = Gang::new([0][..].into(), wakers).with_alarm(Some(asked.clone()));
+    gang.enter();
+    gang.poison(0, Error::Closed);
+    gang.check_kernels(std::time::Duration::ZERO, Vec::new);
+    assert_eq!(*asked.0.lock(), 1);
+    assert!(matches!(gang.cause(), Some((0, Error::Closed))));
+}
