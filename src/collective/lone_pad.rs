@@ -106,7 +106,7 @@ impl Drop for Memory {
     }
 }
 
-/// What a kernel is launched with, but for the barrier, which takes the place of the first argument.
+/// The launch of a kernel, without the barrier: that takes the place of the first argument.
 pub struct OwnKernel {
     pub(super) name: &'static str,
     pub(super) function: RawFunction,
@@ -196,7 +196,7 @@ impl LonePad {
         self.memory.pads[process] + self.layout.bytes(self.memory.pads.len()) as u64
     }
 
-    /// Whether this GPU reads what the others have written behind their pads. `at`: memory of a word.
+    /// Whether this GPU reads the words that the others have written behind their pads. `at`: memory of a word.
     fn probe_loads(&self, at: Address, limit: Duration) -> SetUp<()> {
         const NAME: &str = "probe_check";
         let (driver, wrong) = (&self.memory.driver, self.memory.word(ROOM).cast::<u32>());
@@ -280,7 +280,7 @@ impl LonePad {
         FLOATS.contains(&dtype)
     }
 
-    /// What bounds the blocks of a kernel that waits for the other members'.
+    /// The limits of the blocks of a kernel that waits for other members.
     pub(super) fn limits(&self) -> &Limits {
         &self.limits
     }

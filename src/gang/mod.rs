@@ -225,7 +225,7 @@ impl Gang {
     /// then gone on without that peer. Later work on that device, and data from it, may be incomplete.
     pub(crate) fn check_kernels(&self, deadline: Duration, last_calls: impl FnOnce() -> Vec<DeviceCall>) {
         let Some(alarm) = &self.alarm else { return };
-        // Asked also after a failure: the alarm then ends what its kernels can no longer be used for.
+        // Asked also after a failure: the alarm of several processes then ends their transport.
         if let Some((device, missing)) = alarm.given_up(&self.members, self.place())
             && !self.is_aborted()
         {

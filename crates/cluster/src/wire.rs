@@ -137,7 +137,7 @@ impl Arrive {
         Arrive { note, ..self.without_note() }
     }
 
-    /// Whether the other one, but for its note, is what this one [becomes](Self::advance).
+    /// Whether the other one equals this one after [`advance`](Self::advance), except for its note.
     fn precedes(&self, other: &Arrive) -> bool {
         let Arrive { arrival, scope, members, number, device, known, behind, proxied, call, site, .. } = other;
         (arrival.wrapping_sub(1), *scope, number.wrapping_sub(1)) == (self.arrival, self.scope, self.number)

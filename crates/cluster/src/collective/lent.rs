@@ -11,7 +11,7 @@ use gpu_pool::{DeviceBuffer, Group, Result, event};
 use once_cell::unsync::OnceCell;
 use std::{cell::Cell, os::fd::AsFd, sync::Arc, thread, time::Duration};
 
-/// It looks so often for a loss that explains a failure, and waits so long after each look.
+/// [`lend`] looks so often for a loss that explains a failure, and waits so long after each look.
 const LOOKS: usize = 30;
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -30,7 +30,7 @@ pub(super) fn lend(group: &Group<'_>, call: &Call, bytes: usize) -> Result<Optio
             return none(&why);
         }
     };
-    // What all have told; nothing: it has no memory.
+    // The words of all members. An empty word: that member has no memory.
     let (told, asked) = (OnceCell::new(), Cell::new(false));
     let tell = |own: &[u8]| {
         asked.set(true);
@@ -43,7 +43,7 @@ pub(super) fn lend(group: &Group<'_>, call: &Call, bytes: usize) -> Result<Optio
     let theirs = pass_on(memory.as_fd(), (group.rank(), &hosts), &tell, &ask, &lost, dev.deadline());
     let theirs = match (theirs, told.get()) {
         (Ok(theirs), _) => theirs,
-        // It has no socket.
+        // This process has no descriptor for a socket.
         (Err(why), None) if !asked.get() => {
             exchange(group, call, Vec::new())?;
             return none(&why);

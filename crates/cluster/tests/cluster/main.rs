@@ -8,6 +8,9 @@ mod support;
 mod environment;
 mod failures;
 mod fleet;
+#[cfg(feature = "nccl")]
+#[allow(dead_code, reason = "some of it is for the tests of `gpu-pool-train`")]
+mod gpus;
 mod gradients;
 mod hand_over;
 mod ipc;

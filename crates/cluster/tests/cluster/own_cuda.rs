@@ -1,30 +1,16 @@
 //! Small sums by own kernels between processes, each with a GPU of its own. Two GPUs at least.
 
 use crate::{
-    fleet::{Fleet, GUARD, HEARTBEAT_TIMEOUT, free_port, pool, say},
+    fleet::{Fleet, GUARD, HEARTBEAT_TIMEOUT, pool, say},
+    gpus,
     support::{MODULE, cases, cuda_devices, slow_add},
 };
 use gpu_pool::{Builder, DType, Device, Error, Group, ReduceOp, collective::Element};
 use half::{bf16, f16};
 use std::time::{Duration, Instant};
 
-/// Processes with a GPU each, by the transport that a program gets. None where there are too few GPUs.
 fn fleet(what: &str, most: usize) -> Option<Fleet> {
-    let size = match cuda_devices() {
-        0 => return none("no CUDA device"),
-        1 => return none("one CUDA device"),
-        gpus => gpus.min(most),
-    };
-    let tasks = vec![format!("cuda1 own {what}"); size];
-    Some(Fleet::of(&tasks, free_port(), |_, process| {
-        let transport = if what == "alone" { "nccl" } else { "auto" };
-        process.env("GPU_POOL_TRANSPORT", transport).env("CUDA_DEVICE_MAX_CONNECTIONS", "32");
-    }))
-}
-
-fn none(why: &str) -> Option<Fleet> {
-    println!("skipped: {why}");
-    None
+    gpus::fleet(&format!("own {what}"), if what == "alone" { "nccl" } else { "auto" }, most)
 }
 
 /// Every process says that all is right.
@@ -370,14 +356,7 @@ pub fn child(builder: Builder, what: &str) -> Result<(), Error> {
         world.barrier()
     });
     if let Err(error) = &found {
-        say(match error {
-            Error::HostLost { host, why, .. } => format!("error lost {host}: {why}"),
-            Error::HostTimeout { missing, waited, .. } => format!("error late {missing:?}, {waited:?}"),
-            Error::AbortedByHost { host, cause, .. } => format!("error aborted by {host}: {cause}"),
-            other => format!("error other {other}"),
-        });
-        let local = pool.run(|dev, _| dev.download(&dev.upload(&[3.0f32])?));
-        say(format!("local work {}", local.is_ok_and(|x| x == [[3.0]])));
+        gpus::tell(&pool, error);
     }
     if what == "fails" {
         let failed = pool.run(|dev, _| {

@@ -10,11 +10,12 @@ mod checkpoint;
 #[path = "../../../cluster/tests/cluster/fleet.rs"]
 #[allow(dead_code, reason = "some of it is for the tests of `gpu-pool-cluster`")]
 mod fleet;
+#[path = "../../../cluster/tests/cluster/gpus.rs"]
+mod gpus;
 mod norm;
 #[cfg(feature = "blas")]
 mod pipeline;
 mod sharded;
-mod steps;
 
 /// The task of one process of a fleet.
 fn run(builder: gpu_pool::Builder, what: &str, more: &[&str]) -> gpu_pool::Result<()> {

@@ -2,7 +2,8 @@
 //! signal pads; on software GPUs, and where the rows are too many, it is three calls. The bits are the same.
 
 use crate::{
-    fleet::{Fleet, GUARD, HEARTBEAT_TIMEOUT, free_port, pool, say},
+    fleet::{Fleet, GUARD, pool, say},
+    gpus,
     support::{MODULE, cases, cuda_devices, slow_add},
 };
 use gpu_pool::{AsView, Builder, DType, Device, DeviceBuffer, Element, Error, GpuPool, Group, ReduceOp, kernel::Float};
@@ -14,17 +15,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Processes with a GPU each. None where there are too few GPUs.
 fn fleet(what: &str, most: usize) -> Option<Fleet> {
-    let gpus = cuda_devices().min(most);
-    if gpus < 2 {
-        println!("skipped: {}", if gpus == 0 { "no CUDA device" } else { "one CUDA device" });
-        return None;
-    }
-    let tasks = vec![format!("cuda1 norm {what}"); gpus];
-    Some(Fleet::of(&tasks, free_port(), |_, process| {
-        process.env("GPU_POOL_TRANSPORT", "auto").env("CUDA_DEVICE_MAX_CONNECTIONS", "32");
-    }))
+    gpus::fleet(&format!("norm {what}"), "auto", most)
 }
 
 /// All members hold the same bits, and so does a pool of as many devices in one process, with its own kernels.
@@ -63,18 +55,7 @@ fn norms_alternate_with_sums_of_both_kinds() {
 
 #[test]
 fn a_process_is_killed_or_stopped_in_a_norm() {
-    for (victim, signal) in [(1, libc::SIGKILL), (0, libc::SIGKILL), (1, libc::SIGSTOP)] {
-        let Some(mut fleet) = fleet("forever", 2) else { return };
-        (0..2).for_each(|rank| drop(fleet.until(rank, "ready")));
-        let start = Instant::now();
-        fleet.signal(victim, signal);
-        let (at, error) = fleet.until(1 - victim, "error ");
-        println!("process {} knows after {:?}: {error}", 1 - victim, at - start);
-        assert!(error.starts_with(&format!("lost {victim}: ")), "{error}");
-        assert!(at - start < HEARTBEAT_TIMEOUT * 3, "{:?}", at - start);
-        assert_eq!(fleet.until(1 - victim, "local work ").1, "true");
-        assert!(!fleet.ends(1 - victim));
-    }
+    gpus::kill_and_stop("norm forever");
 }
 
 /// The kernel of one process comes after the deadline of the other's.
@@ -312,14 +293,7 @@ pub fn child(builder: Builder, what: &str) -> Result<(), Error> {
         return pool.close();
     }
     if let Err(error) = &found {
-        say(match error {
-            Error::HostLost { host, why, .. } => format!("error lost {host}: {why}"),
-            Error::HostTimeout { missing, waited, .. } => format!("error late {missing:?}, {waited:?}"),
-            Error::AbortedByHost { host, cause, .. } => format!("error aborted by {host}: {cause}"),
-            other => format!("error other {other}"),
-        });
-        let local = pool.run(|dev, _| dev.download(&dev.upload(&[3.0f32])?));
-        say(format!("local work {}", local.is_ok_and(|x| x == [[3.0]])));
+        gpus::tell(&pool, error);
     }
     found?;
     say("right");

@@ -3,30 +3,18 @@
 //! process.
 
 use crate::{
-    fleet::{Fleet, HEARTBEAT_TIMEOUT, free_port, pool, say},
-    steps,
+    fleet::{Fleet, pool, say},
+    gpus,
     support::cuda_devices,
 };
-use gpu_pool::{Builder, Device, Error, GpuPool, ReduceOp};
+use gpu_pool::{Builder, Device, Error, GpuPool, Group, ReduceOp, memory::DeviceCopy};
 use gpu_pool_lab::{Check, prelude::*};
-use gpu_pool_train::{Optimizer, ShardedOptimizer};
-use std::time::Duration;
-
-/// Processes with a GPU each. None where there are too few GPUs.
-fn fleet(what: &str, most: usize) -> Option<Fleet> {
-    let gpus = cuda_devices().min(most);
-    if gpus < 2 {
-        println!("skipped: {}", if gpus == 0 { "no CUDA device" } else { "one CUDA device" });
-        return None;
-    }
-    let tasks = vec![format!("cuda1 sharded {what}"); gpus];
-    Some(Fleet::of(&tasks, free_port(), |_, process| {
-        process.env("GPU_POOL_TRANSPORT", "auto").env("CUDA_DEVICE_MAX_CONNECTIONS", "32");
-    }))
-}
+use gpu_pool_train::{Optimizer, Parameter, ShardedOptimizer};
+use half::{bf16, f16};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 fn same_bits(fleet: Fleet, pool: &GpuPool) {
-    let here = pool.run(|dev, _| steps::bits(&dev.world()?, false)).unwrap();
+    let here = pool.run(|dev, _| bits(&dev.world()?, false)).unwrap();
     for said in fleet.said() {
         assert!(said.iter().any(|line| *line == format!("bits {:x}", here[0])), "{:x} {said:?}", here[0]);
     }
@@ -40,7 +28,7 @@ fn steps_of_software_gpus_have_the_bits_of_one_process() {
 #[test]
 fn steps_in_lent_memory_have_the_bits_of_one_process() {
     for most in [2, 4] {
-        let Some(fleet) = fleet("bits", most) else { return };
+        let Some(fleet) = gpus::fleet("sharded bits", "auto", most) else { return };
         let devices: Vec<usize> = (0..cuda_devices().min(most)).collect();
         let pool = GpuPool::builder().check(Check::Off).cuda().devices(&devices).build().unwrap();
         same_bits(fleet, &pool);
@@ -49,17 +37,62 @@ fn steps_in_lent_memory_have_the_bits_of_one_process() {
 
 #[test]
 fn a_process_is_killed_or_stopped_in_a_step() {
-    for (victim, signal) in [(1, libc::SIGKILL), (0, libc::SIGKILL), (1, libc::SIGSTOP)] {
-        let Some(mut fleet) = fleet("forever", 2) else { return };
-        (0..2).for_each(|rank| drop(fleet.until(rank, "ready")));
-        let start = std::time::Instant::now();
-        fleet.signal(victim, signal);
-        let (at, error) = fleet.until(1 - victim, "error ");
-        assert!(error.starts_with(&format!("lost {victim}: ")), "{error}");
-        assert!(at - start < HEARTBEAT_TIMEOUT * 3, "{:?}", at - start);
-        assert_eq!(fleet.until(1 - victim, "local work ").1, "true");
-        assert!(!fleet.ends(1 - victim));
+    gpus::kill_and_stop("sharded forever");
+}
+
+/// Multiples of 1/64 between -1 and 1.
+fn numbers<T>(len: usize, seed: u64, of: fn(f32) -> T) -> Vec<T> {
+    let number = |i: u64| (i.wrapping_add(seed << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as f32 / 64.0 - 1.0;
+    (0..len as u64).map(|i| of(number(i))).collect()
+}
+
+fn bits_of<T: Parameter + DeviceCopy + bytemuck::Pod>(
+    group: &Group<'_>,
+    calls: bool,
+    of: fn(f32) -> T,
+    hash: &mut DefaultHasher,
+) -> Result<(), Error> {
+    let dev = group.device();
+    for sizes in [&[50_000][..], &[1], &[3, 4097, 0, 20_000, 2048]] {
+        for (reduce, clip) in [(ReduceOp::Sum, None), (ReduceOp::Avg, Some(0.5)), (ReduceOp::Sum, Some(1e9))] {
+            let optimizer = clip.into_iter().fold(Optimizer::adam_w(0.01), Optimizer::clip);
+            let mut own = ShardedOptimizer::<T>::new(group, optimizer, reduce, sizes)?;
+            if calls {
+                own = own.by_calls();
+            }
+            // Software GPUs, and one member, have no such kernel.
+            let gpus = group.count() > 1 && dev.info().compute_capability != (0, 0);
+            assert_eq!(format!("{own:?}").contains("one_kernel: true"), gpus && !calls, "{own:?}");
+            let weight = |(k, len): (usize, &usize)| dev.upload(&numbers(*len, 100 + k as u64, of));
+            let mut weights = sizes.iter().enumerate().map(weight).collect::<Result<Vec<_>, Error>>()?;
+            let mut grads = dev.zeros::<T>(own.len())?;
+            for step in 0..3 {
+                let mut all = vec![of(0.0); own.len()];
+                for (k, len) in sizes.iter().enumerate() {
+                    let seed = (1000 * step + 100 * group.rank() + k) as u64;
+                    all[own.place(k)].copy_from_slice(&numbers(*len, seed, of));
+                }
+                dev.upload_into(&all, &mut grads)?;
+                let norm = own.step(dev, &mut grads, &mut weights)?;
+                norm.map(|norm| dev.download(&norm)).transpose()?.map(|norm| norm[0].to_bits()).hash(hash);
+            }
+            for weight in &weights {
+                hash.write(bytemuck::cast_slice(&dev.download(weight)?));
+            }
+            let state = own.state(dev)?;
+            [state.first, state.second, state.master].iter().for_each(|x| hash.write(bytemuck::cast_slice(x)));
+        }
     }
+    Ok(())
+}
+
+/// A number of all bits. `calls`: the steps are three collectives each.
+fn bits(group: &Group<'_>, calls: bool) -> Result<u64, Error> {
+    let mut hash = DefaultHasher::new();
+    bits_of::<f32>(group, calls, |x| x, &mut hash)?;
+    bits_of::<f16>(group, calls, f16::from_f32, &mut hash)?;
+    bits_of::<bf16>(group, calls, bf16::from_f32, &mut hash)?;
+    Ok(hash.finish())
 }
 
 /// Runs until another process is gone. Steps take some milliseconds, so it is mostly in one.
@@ -96,7 +129,7 @@ pub fn child(builder: Builder, what: &str) -> Result<(), Error> {
     let found = pool.run(|dev, _| match what {
         "bits" => {
             let world = dev.world()?;
-            let (own, calls) = (steps::bits(&world, false)?, steps::bits(&world, true)?);
+            let (own, calls) = (bits(&world, false)?, bits(&world, true)?);
             // NCCL adds up more than two in an order of its own; these sums may be rounded.
             assert!(own == calls || world.count() > 2, "{own:x} {calls:x}");
             say(format!("bits {own:x}"));
@@ -105,13 +138,7 @@ pub fn child(builder: Builder, what: &str) -> Result<(), Error> {
         _ => forever(dev),
     });
     if let Err(error) = &found {
-        say(match error {
-            Error::HostLost { host, why, .. } => format!("error lost {host}: {why}"),
-            other => format!("error other {other}"),
-        });
-        let local = pool.run(|dev, _| dev.download(&dev.upload(&[3.0f32])?));
-        say(format!("local work {}", local.is_ok_and(|x| x == [[3.0]])));
-        std::thread::sleep(Duration::from_millis(10));
+        gpus::tell(&pool, error);
     }
     found?;
     pool.close()
